@@ -1,0 +1,64 @@
+"""gigamlp: small MLPs as fast as the hardware allows, with honest numbers.
+
+An MLP goes in, a measured Plan comes out, a Session runs it::
+
+    import gigamlp as gm
+
+    x_train, y_train, x_test, y_test = gm.data.load_mnist()
+    mlp = gm.train.ridge(x_train, y_train, hidden=512, seed=0)
+    plan = gm.optimize(mlp, device="auto", batch=(1, 1024))
+    with gm.Session(mlp, plan) as session:
+        classes = session.predict(x_test)
+
+Importing this package imports neither torch nor CUDA nor matplotlib: each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> the module that defines it ("" = the name is itself a submodule)
+_PUBLIC = {
+    "MLP": "gigamlp.mlp",
+    "Layer": "gigamlp.mlp",
+    "Plan": "gigamlp.plan",
+    "Record": "gigamlp.record",
+    "Scheme": "gigamlp.mlp",
+    "Session": "gigamlp.session",
+    "Spec": "gigamlp.engines.base",
+    "load": "gigamlp.mlp",
+    "optimize": "gigamlp.tune",
+    "data": "",
+    "engines": "",
+    "errors": "",
+    "measure": "",
+    "train": "",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604  (names come from the table above)
+
+if TYPE_CHECKING:
+    from gigamlp import data, engines, errors, measure, train
+    from gigamlp.engines.base import Spec
+    from gigamlp.mlp import MLP, Layer, Scheme, load
+    from gigamlp.plan import Plan
+    from gigamlp.record import Record
+    from gigamlp.session import Session
+    from gigamlp.tune import optimize
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _PUBLIC[name]
+    except KeyError:
+        raise AttributeError(f"module 'gigamlp' has no attribute {name!r}") from None
+    value = import_module(f"gigamlp.{name}") if not module else getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
