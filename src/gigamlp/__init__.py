@@ -38,7 +38,23 @@ _PUBLIC = {
     "train": "",
 }
 
-__all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604  (names come from the table above)
+__all__ = [
+    "MLP",
+    "Layer",
+    "Plan",
+    "Record",
+    "Scheme",
+    "Session",
+    "Spec",
+    "__version__",
+    "data",
+    "engines",
+    "errors",
+    "load",
+    "measure",
+    "optimize",
+    "train",
+]
 
 if TYPE_CHECKING:
     from gigamlp import data, engines, errors, measure, train

@@ -27,7 +27,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -27,7 +27,7 @@ def erf(x: Array) -> Array:
     magnitude = np.abs(x)
     t = 1 / (1 + np.float32(0.3275911) * magnitude)
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    return np.copysign(1 - poly * np.exp(-magnitude * magnitude), x)
+    return np.asarray(np.copysign(1 - poly * np.exp(-magnitude * magnitude), x), dtype=x.dtype)
 
 
 def logistic(x: Array) -> Array:
@@ -37,12 +37,12 @@ def logistic(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + erf(x * x.dtype.type(math.sqrt(0.5))))
+    return np.asarray(0.5 * x * (1 + erf(x * x.dtype.type(math.sqrt(0.5)))), dtype=x.dtype)
 
 
 def _gelu_tanh(x: Array) -> Array:
     inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x * x * x)
-    return 0.5 * x * (1 + np.tanh(inner))
+    return np.asarray(0.5 * x * (1 + np.tanh(inner)), dtype=x.dtype)
 
 
 # name -> function of a float32 or float64 array; the dtype is kept

@@ -26,7 +26,7 @@ class GigaMLPError(Exception):
 
 
 class InvalidInput(GigaMLPError, ValueError):
-    """An argument or a batch of rows cannot be used: wrong width, dtype, shape, range, or NaN where a number is needed."""
+    """An argument or a batch of rows cannot be used: wrong width, dtype, shape or range, or NaN."""
 
 
 class ModelError(GigaMLPError, ValueError):
@@ -38,7 +38,7 @@ class FileFormatError(GigaMLPError, ValueError):
 
 
 class DataError(GigaMLPError, ValueError):
-    """A data set does not hold together: images and labels differ in number, a column is missing, labels are unusable."""
+    """A data set does not hold together: images and labels differ in number, or labels are unusable."""
 
 
 class DeviceError(GigaMLPError, RuntimeError):

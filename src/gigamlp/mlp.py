@@ -104,9 +104,9 @@ class Scheme:
             if int(index) >= len(layers):
                 raise ModelError(f"scheme array {key} names layer {index}, but there are {len(layers)} layers")
             out, width = layers[int(index)].weight.shape
-            fits = {"scale": [(out,)], "hidden_scale": [(out,), (1,)], "codes": [(out, width)]}[kind]
-            if value.shape not in fits:
-                raise ModelError(f"scheme array {key} has shape {list(value.shape)}, expected {list(fits[0])}")
+            expected = (out, width) if kind == "codes" else (out,)
+            if value.shape != expected and not (kind == "hidden_scale" and value.shape == (1,)):
+                raise ModelError(f"scheme array {key} has shape {list(value.shape)}, expected {list(expected)}")
             if kind != "codes" and not (value > 0).all():
                 raise ModelError(f"scheme array {key} must be positive")
 
@@ -351,13 +351,13 @@ class MLP:
             raise InvalidInput(f"head {self.head!r} has no single class per row; ask for logits")
         if self.head == "sigmoid":
             return (logits[:, 0] > 0).astype(np.int64)
-        return np.argmax(logits, axis=1).astype(np.int64, copy=False)
+        return np.asarray(np.argmax(logits, axis=1), dtype=np.int64)
 
     def labels(self, class_ids: Array) -> Array:
         """Turn class indices into class labels."""
         if self.classes is None:
             raise InvalidInput("head 'regression' has no classes")
-        return self.classes[class_ids]
+        return np.asarray(self.classes[class_ids])
 
     def probabilities(self, logits: Array) -> Array:
         """Turn logits [n, outputs] into probabilities [n, classes]."""
@@ -369,7 +369,7 @@ class MLP:
             p = logistic(logits[:, 0])
             return np.stack([1 - p, p], axis=1)
         e = np.exp(logits - logits.max(axis=1, keepdims=True)) if logits.size else logits
-        return e / e.sum(axis=1, keepdims=True)
+        return np.asarray(e / e.sum(axis=1, keepdims=True))
 
     # ---- files ----------------------------------------------------------------------------------------------------
 
