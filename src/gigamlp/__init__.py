@@ -28,7 +28,7 @@ _PUBLIC = {
     "Record": "gigamlp.record",
     "Scheme": "gigamlp.mlp",
     "Session": "gigamlp.session",
-    "Spec": "gigamlp.engines.base",
+    "Spec": "gigamlp.spec",
     "load": "gigamlp.mlp",
     "optimize": "gigamlp.tune",
     "data": "",
@@ -58,11 +58,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gigamlp import data, engines, errors, measure, train
-    from gigamlp.engines.base import Spec
     from gigamlp.mlp import MLP, Layer, Scheme, load
     from gigamlp.plan import Plan
     from gigamlp.record import Record
     from gigamlp.session import Session
+    from gigamlp.spec import Spec
     from gigamlp.tune import optimize
 
 
