@@ -1,0 +1,165 @@
+"""`gigamlp bench`: time one MLP through named engines, batches, input types, outputs and residences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gigamlp.engines.registry import engine as get_engine
+from gigamlp.engines.registry import engine_names
+from gigamlp.errors import InvalidInput, Unsupported
+from gigamlp.jobs import Job, measure_jobs
+from gigamlp.measure.clock import Clock, clock_for
+from gigamlp.mlp import MLP
+from gigamlp.record import Record, Row
+from gigamlp.spec import Spec
+from gigamlp.trial import Gate, class_indices, cold_count, make_gate, probe_rows
+from gigamlp.tune import Effort, try_candidates
+
+__all__ = ["bench"]
+
+Progress = Callable[[int, int, str], None]
+
+
+def bench(
+    mlp: MLP,
+    *,
+    engines: Sequence[str] | None = None,
+    batch: Sequence[int] = (1024,),
+    input_dtype: Sequence[str] = ("uint8",),
+    output: Sequence[str] = ("class",),
+    residence: Sequence[str] = ("hot",),
+    threads: int | None = None,
+    data: tuple[ArrayLike, ArrayLike | None] | None = None,
+    device: str = "auto",
+    repeats: int = 7,
+    full: bool = False,
+    command: str = "gigamlp.bench.bench",
+    progress: Progress | None = None,
+) -> Record:
+    """Time `mlp`: for each engine and Spec its best variant, under each residence.
+
+    Parameters
+    ----------
+    mlp : MLP
+    engines : sequence of str, optional
+        Engines to time; all that can run here if not given. A named one that cannot run is an error.
+    batch, input_dtype, output, residence : sequences
+        Every combination is timed. See `Spec` and `Row` for the values.
+    threads : int, optional
+        CPU threads.
+    data : (x, y) or (x, None), optional
+        Rows to feed, with labels for the accuracy. Without it rows are drawn at random, and there is no accuracy.
+    device : str
+    repeats : int
+        Timed repeats per row.
+    full : bool
+        Try every variant of each engine, not only the promising ones.
+    command : str
+        What the record says was run.
+    progress : callable, optional
+        Called with (done, total, text).
+
+    Returns
+    -------
+    Record
+        One row per engine, Spec and residence. ``extra["skipped"]`` says what did not run and why.
+
+    Raises
+    ------
+    Unsupported
+        If a named engine cannot run, or nothing can.
+    """
+    from gigamlp.engines.probes import measure_roofs
+    from gigamlp.measure.telemetry import device_info, resolve_device, versions
+
+    place = resolve_device(device)
+    for name, values in (("batch", batch), ("input_dtype", input_dtype), ("output", output), ("residence", residence)):
+        if not values:
+            raise InvalidInput(f"{name} is empty; name at least one value")
+    for name in engines or ():
+        reason = get_engine(name).unavailable(place)
+        if reason is not None:
+            raise Unsupported(f"engine {name!r} cannot run on {place}: {reason}")
+    specs = [Spec(place, b, d, o, threads=threads) for d in input_dtype for o in output for b in batch]
+    clock = clock_for(place)
+    skipped: list[dict[str, str]] = []
+    finder = _Finder(mlp, engines, residence, Effort(full=full), clock, skipped)
+    roofs = measure_roofs(place)
+    rows: list[Row] = []
+    samples: dict[str, list[float]] = {}
+    for index, spec in enumerate(specs):
+        if progress is not None:
+            progress(index, len(specs), spec.label)
+        x, targets, gate = _rows(mlp, spec, data)
+        jobs = finder.jobs(spec, gate, roofs.cache_bytes)
+        if jobs:
+            done = measure_jobs(jobs, x, targets, clock, roofs, repeats=repeats, cache_bytes=roofs.cache_bytes)
+            rows += done.rows
+            samples.update(done.latency_samples)
+    if progress is not None:
+        progress(len(specs), len(specs), "done")
+    if not rows:
+        reasons = dict.fromkeys(f"{s['engine']}: {s['reason']}" for s in skipped)
+        raise Unsupported("nothing could be timed:\n  " + "\n  ".join(reasons))
+    extra = {"roofs": roofs.to_json(), "latency_samples": samples, "skipped": skipped}
+    return Record(device_info(place), versions(), command, rows, extra)
+
+
+def _rows(mlp: MLP, spec: Spec, data: tuple[ArrayLike, ArrayLike | None] | None) -> tuple[Any, Any, Gate]:
+    """Return the rows to feed, their class indices, and the gate that a variant must pass to be timed."""
+    if data is None:
+        rows = probe_rows(mlp, spec.input_dtype, rows=max(512, min(spec.batch, 8192)))
+        return rows, None, make_gate(mlp, spec.input_dtype)
+    x, y = mlp.check_rows(data[0]), data[1]
+    targets = None if y is None or mlp.head not in ("softmax", "sigmoid") else class_indices(mlp, y)
+    if spec.input_dtype in ("uint8", "int8") and x.dtype != np.dtype(spec.input_dtype):
+        cast = x.astype(spec.input_dtype)
+        if not np.array_equal(cast, x):
+            raise InvalidInput(
+                f"the data ({x.dtype}) holds values that {spec.input_dtype} cannot; time float32 instead"
+            )
+        x = cast
+    # the gate only has to find sound variants quickly; the accuracy of a row comes from all the rows
+    return x, targets, make_gate(mlp, spec.input_dtype, (x[:2000], None), max_disagreement=0.01)
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Finds the best variant of each engine for a Spec, and keeps the reasons of those that cannot run."""
+
+    mlp: MLP
+    engines: Sequence[str] | None
+    residence: Sequence[str]
+    effort: Effort
+    clock: Clock
+    skipped: list[dict[str, str]]
+
+    def jobs(self, spec: Spec, gate: Gate, cache_bytes: int) -> list[Job]:
+        out: list[Job] = []
+        for name in self.engines or engine_names():
+            reason = get_engine(name).unavailable(spec.device)
+            found = (
+                [] if reason else try_candidates(self.mlp, spec, gate, self.clock, effort=self.effort, engines=[name])
+            )
+            best = min((c for c in found if c.rejected is None), key=lambda c: c.cost_us, default=None)
+            if best is None:
+                self._skip(name, spec, reason or "; ".join(dict.fromkeys(c.rejected for c in found if c.rejected)))
+                continue
+            for where in self.residence:
+                try:
+                    if where == "cold":
+                        cold_count(self.mlp, spec, cache_bytes)
+                    out.append(Job(self.mlp, spec, name, best.variant, where))
+                except InvalidInput as error:
+                    self._skip(name, spec, str(error))
+        return out
+
+    def _skip(self, name: str, spec: Spec, reason: str) -> None:
+        if self.engines is not None:
+            raise Unsupported(f"engine {name!r} cannot run {spec.label}: {reason}")
+        self.skipped.append({"engine": name, "spec": spec.label, "reason": reason})

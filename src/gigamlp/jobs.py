@@ -1,0 +1,254 @@
+"""Jobs: (MLP, Spec, engine, variant, residence) timed side by side, each one a row of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gigamlp.engines.base import Runner
+from gigamlp.engines.registry import engine as get_engine
+from gigamlp.errors import InvalidInput, MeasurementError
+from gigamlp.measure.clock import Clock
+from gigamlp.measure.roofline import Roofs
+from gigamlp.measure.timing import Throughput, latency, split, throughput
+from gigamlp.mlp import MLP
+from gigamlp.record import RESIDENCES, Row
+from gigamlp.spec import Spec, Variant
+from gigamlp.trial import accuracy_of, answer_bytes, cold_runners, fill, launch, launch_in_turn, row_bytes
+
+__all__ = ["Job", "Measured", "measure_jobs"]
+
+Array = NDArray[Any]
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to time.
+
+    Attributes
+    ----------
+    mlp : MLP
+        Its name becomes the row's.
+    spec : Spec
+    engine : str
+    variant : Variant
+    residence : {"hot", "cold", "host-pinned", "host-pageable"}
+    """
+
+    mlp: MLP
+    spec: Spec
+    engine: str
+    variant: Variant
+    residence: str = "hot"
+
+    def __post_init__(self) -> None:
+        if self.residence not in RESIDENCES or self.residence == "mmap":
+            raise InvalidInput(f"residence must be hot, cold, host-pinned or host-pageable; got {self.residence!r}")
+        if self.residence == "host-pinned" and not self.spec.is_cuda:
+            raise InvalidInput("host-pinned rows need a CUDA device; on a CPU use hot, cold or host-pageable")
+
+    @property
+    def key(self) -> str:
+        """A name for tables and dictionaries, unique among jobs that differ."""
+        s = self.spec
+        return f"{self.mlp.name} {self.engine} {self.variant.label} {s.label} {self.residence}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows of some jobs, in their order, and the latency samples (us) behind each row's percentiles."""
+
+    rows: list[Row]
+    latency_samples: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass
+class _Bench:
+    """A built job: its work, and the copies around it where the rows come from the host."""
+
+    job: Job
+    runner: Runner
+    accuracy: float | None
+    work: Work
+    in_cache: bool
+    h2d: Work | None = None
+    d2h: Work | None = None
+
+
+def measure_jobs(
+    jobs: Sequence[Job],
+    x: Array,
+    targets: Array | None,
+    clock: Clock,
+    roofs: Roofs | None,
+    *,
+    repeats: int = 7,
+    min_s: float = 0.05,
+    latency_calls: int = 1000,
+    cache_bytes: int = 0,
+) -> Measured:
+    """Time `jobs` in interleaved rounds and return a row for each.
+
+    Parameters
+    ----------
+    jobs : sequence of Job
+        All for the clock's device.
+    x : ndarray [n, features]
+        The rows that the runners are fed with; the accuracy is that of the runners' own answers for all of them.
+    targets : ndarray of int64 [n] or None
+        True class indices; without them a row has no accuracy.
+    clock : Clock
+    roofs : Roofs or None
+        The measured limits; without them a row has no roof share.
+    repeats, min_s, latency_calls
+        See `gigamlp.measure.timing`.
+    cache_bytes : int
+        Size of the last-level cache; cold inputs rotate over more than 3x that.
+
+    Raises
+    ------
+    Unsupported
+        If an engine cannot run a job.
+    MeasurementError
+        If a runner fails while it is timed.
+    """
+    with ExitStack() as stack:
+        benches = [_prepare(job, x, targets, cache_bytes, stack) for job in jobs]
+        times = throughput({str(i): b.work for i, b in enumerate(benches)}, clock, repeats=repeats, min_s=min_s)
+        rows, samples = [], {}
+        for index, bench in enumerate(benches):
+            result = times[str(index)]
+            if not isinstance(result, Throughput):
+                raise MeasurementError(f"{bench.job.key} failed while it was timed: {result}") from result
+            row, taken = _row(bench, result, clock, roofs, latency_calls)
+            rows.append(row)
+            samples[bench.job.key] = taken
+        return Measured(rows, samples)
+
+
+def _prepare(job: Job, x: Array, targets: Array | None, cache_bytes: int, stack: ExitStack) -> _Bench:
+    runner = get_engine(job.engine).build(job.mlp, job.spec, job.variant)
+    stack.callback(runner.close)
+    accuracy = None if targets is None else accuracy_of(job.mlp, runner, x, targets)
+    own = row_bytes(job.mlp, job.spec) * job.spec.batch
+    fill(runner, x[: job.spec.batch])
+    if job.residence == "hot":
+        return _Bench(job, runner, accuracy, launch(runner), in_cache=own <= cache_bytes)
+    if job.residence == "cold":
+        runners = cold_runners(job.mlp, runner, x[: job.spec.batch], cache_bytes)
+        for other in runners[1:]:
+            stack.callback(other.close)
+        return _Bench(job, runner, accuracy, launch_in_turn(runners), in_cache=False)
+    h2d, d2h = _host_copies(job, runner)
+
+    def work() -> None:
+        h2d()
+        runner.run(runner.input)
+        d2h()
+
+    return _Bench(job, runner, accuracy, work, in_cache=own <= cache_bytes, h2d=h2d, d2h=d2h)
+
+
+def _host_copies(job: Job, runner: Runner) -> tuple[Work, Work]:
+    """Return copies of the rows from host memory into the runner's input, and of its answers back."""
+    if isinstance(runner.input, np.ndarray):
+        source, answer = runner.input.copy(), runner.run(runner.input)
+        outs = [np.empty_like(part) for part in (answer if isinstance(answer, tuple) else (answer,))]
+
+        def in_numpy() -> None:
+            np.copyto(runner.input, source)
+
+        def out_numpy() -> None:
+            for out, part in zip(outs, answer if isinstance(answer, tuple) else (answer,), strict=True):
+                np.copyto(out, part)
+
+        return in_numpy, out_numpy
+    import torch
+
+    pinned = job.residence == "host-pinned"
+    source_t = runner.input.cpu().clone()
+    y = runner.run(runner.input)
+    parts = y if isinstance(y, tuple) else (y,)
+    outs_t = [torch.empty(part.shape, dtype=part.dtype) for part in parts]
+    if pinned:
+        source_t, outs_t = source_t.pin_memory(), [out.pin_memory() for out in outs_t]
+    result = list(parts)
+
+    def h2d() -> None:
+        runner.input.copy_(source_t, non_blocking=pinned)
+
+    def d2h() -> None:
+        for out, part in zip(outs_t, result, strict=True):
+            out.copy_(part, non_blocking=pinned)
+
+    return h2d, d2h
+
+
+def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, calls: int) -> tuple[Row, list[float]]:
+    from gigamlp.measure.telemetry import snapshot
+
+    job, spec, mlp = bench.job, bench.job.spec, bench.job.mlp
+    p = latency(bench.work, clock, calls=calls, budget_s=1.0)
+    clock_mhz = snapshot(spec.device).get("clock_mhz")
+    row = Row(
+        name=mlp.name,
+        engine=job.engine,
+        variant=job.variant.label,
+        scheme=None if mlp.scheme is None else mlp.scheme.name,
+        hidden=list(mlp.hidden),
+        features_read_bytes=row_bytes(mlp, spec),
+        batch=spec.batch,
+        threads=_threads(spec),
+        residence=job.residence,
+        input_dtype=spec.input_dtype,
+        output=spec.output,
+        samples_per_s=spec.batch / times.wall_us * 1e6,
+        wall_us=times.wall_us,
+        device_us=times.device_us,
+        iqr=times.iqr,
+        p50_us=p.p50_us,
+        p99_us=p.p99_us,
+        accuracy=bench.accuracy,
+        roof_share=_roof_share(bench, times, roofs),
+        clock_mhz=None if clock_mhz is None else float(clock_mhz),
+        note=None if times.repeats >= 5 else f"only {times.repeats} repeats",
+    )
+    if bench.h2d is not None and bench.d2h is not None and spec.is_cuda:
+        parts = split(bench.h2d, launch(bench.runner), bench.d2h, clock)
+        row = replace(
+            row, h2d_us=parts.h2d_us, d2h_us=parts.d2h_us, enqueue_us=parts.enqueue_us, device_us=parts.device_us
+        )
+    elif spec.is_cuda:
+        row = replace(row, enqueue_us=split(None, bench.work, None, clock).enqueue_us)
+    return row, list(p.samples)
+
+
+def _threads(spec: Spec) -> int | None:
+    if spec.is_cuda:
+        return None
+    if spec.threads is not None:
+        return spec.threads
+    import sys
+
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def _roof_share(bench: _Bench, times: Throughput, roofs: Roofs | None) -> float | None:
+    """Share of the least time that this machine's measured limits allow for the bytes and operations of the job."""
+    if roofs is None:
+        return None
+    job, spec = bench.job, bench.job.spec
+    moved = (row_bytes(job.mlp, spec) + answer_bytes(job.mlp, spec)) * spec.batch
+    compute = str(job.variant.get("compute") or spec.input_dtype)
+    floor = roofs.floor_seconds(moved, job.mlp.macs * spec.batch, compute, in_cache=bench.in_cache)
+    link = {"host-pinned": roofs.h2d_pinned_bytes_s, "host-pageable": roofs.h2d_pageable_bytes_s}.get(job.residence)
+    if spec.is_cuda and link is not None:
+        floor = max(floor or 0.0, row_bytes(job.mlp, spec) * spec.batch / link)
+    return None if not floor else floor / (times.wall_us * 1e-6)

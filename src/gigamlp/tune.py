@@ -1,0 +1,390 @@
+"""The tuner: build every candidate, judge its answers, time the good ones side by side, keep it all in a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from numpy.typing import ArrayLike
+
+from gigamlp.engines.base import Engine, Runner
+from gigamlp.engines.registry import engine as get_engine
+from gigamlp.engines.registry import engine_names
+from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
+from gigamlp.measure.clock import Clock, clock_for
+from gigamlp.measure.timing import Throughput, latency, throughput
+from gigamlp.mlp import MLP
+from gigamlp.plan import Candidate, Plan
+from gigamlp.spec import Spec, Variant
+from gigamlp.trial import Gate, fill, judge, launch, make_gate
+
+__all__ = ["Effort", "guard_rail", "optimize", "try_candidates"]
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure.
+
+    Attributes
+    ----------
+    repeats : int
+        Timed repeats per candidate.
+    min_s : float
+        Seconds that one repeat lasts at least.
+    latency_calls : int
+        Synchronised calls behind p50 and p99.
+    latency_top : int
+        How many of the quickest candidates get a latency measurement when throughput decides.
+    full : bool
+        Try all variants of every engine, not only the promising ones.
+    compile : bool
+        Whether engines that compile for seconds take part.
+    compile_top : int
+        How many variants of a compiling engine are built; all with `full`.
+    """
+
+    repeats: int = 5
+    min_s: float = 0.02
+    latency_calls: int = 300
+    latency_top: int = 2
+    full: bool = False
+    compile: bool = True
+    compile_top: int = 3
+
+
+def optimize(
+    mlp: MLP,
+    device: str = "auto",
+    batch: int | Sequence[int] = (1, 1024, 65536),
+    input_dtype: str = "uint8",
+    output: str = "class",
+    *,
+    validation: tuple[ArrayLike, ArrayLike | None] | None = None,
+    threads: int | None = None,
+    min_accuracy: float | None = None,
+    max_disagreement: float | None = None,
+    engines: Sequence[str] | None = None,
+    effort: Effort | None = None,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Measure every way to run `mlp` on this machine and return the Plan with the winners.
+
+    Parameters
+    ----------
+    mlp : MLP
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    batch : int or sequence of int
+        Rows per run; one winner for each.
+    input_dtype, output : str
+        See `Spec`.
+    validation : (x, y) or (x, None), optional
+        Rows, with labels if there are, that decide which candidates are accurate enough. Without them only engines
+        whose logits agree with float64 within 1e-3 relative compete.
+    threads : int, optional
+        CPU threads.
+    min_accuracy, max_disagreement : float, optional
+        Fractions. The default is ``max_disagreement=0.001`` of the validation rows.
+    engines : sequence of str, optional
+        Only these. One that cannot run here is an error then.
+    effort : Effort, optional
+    budget_s : float, optional
+        Seconds after which no further candidate is started; what was measured by then decides.
+    progress : callable, optional
+        Called with (done, total, text).
+
+    Returns
+    -------
+    Plan
+        All candidates, the rejected with their reasons.
+
+    Raises
+    ------
+    DeviceError, InvalidInput, DataError
+        If an argument cannot be used.
+    Unsupported
+        If a named engine cannot run here, or no engine can serve the Spec.
+    BudgetExceeded
+        If the budget ended before any candidate was measured.
+
+    Examples
+    --------
+    >>> import numpy as np, gigamlp as gm
+    >>> rng = np.random.default_rng(0)
+    >>> mlp = gm.MLP([gm.Layer(rng.normal(size=(16, 8)), activation="relu"), gm.Layer(rng.normal(size=(3, 16)))])
+    >>> plan = gm.optimize(mlp, device="cpu", batch=64, engines=["torch_eager"])
+    >>> plan.winners[0].engine
+    'torch_eager'
+    """
+    from gigamlp.measure.telemetry import machine_fingerprint, resolve_device, versions
+
+    effort = effort or Effort()
+    place = resolve_device(device)
+    batches = [batch] if isinstance(batch, int) else list(batch)
+    if not batches:
+        raise InvalidInput("batch is empty; name at least one batch size")
+    specs = [Spec(place, b, input_dtype, output, threads=threads) for b in dict.fromkeys(batches)]
+    gate = make_gate(mlp, input_dtype, validation, min_accuracy=min_accuracy, max_disagreement=max_disagreement)
+    clock = clock_for(place)
+    deadline = None if budget_s is None else clock.now() + budget_s
+    candidates: list[Candidate] = []
+    for index, spec in enumerate(specs):
+        part = _part(progress, index, len(specs))
+        candidates += try_candidates(
+            mlp, spec, gate, clock, effort=effort, engines=engines, deadline=deadline, progress=part
+        )
+    plan = Plan(
+        machine=machine_fingerprint(place),
+        versions=versions(),
+        mlp_digest=mlp.digest(),
+        mlp_name=mlp.name,
+        candidates=tuple(candidates),
+        settings={
+            "validation_rows": len(gate.x) if gate.given else 0,
+            "min_accuracy": gate.min_accuracy,
+            "max_disagreement": gate.max_disagreement,
+            "budget_s": budget_s,
+            "full": effort.full,
+        },
+    )
+    for spec in specs:
+        if plan.winner(spec) is None:
+            _explain_no_winner(plan, spec, deadline is not None and clock.now() >= deadline)
+    return plan
+
+
+def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, total, text: progress(index * 1000 + done * 1000 // max(total, 1), count * 1000, text)
+
+
+def _explain_no_winner(plan: Plan, spec: Spec, late: bool) -> None:
+    reasons = dict.fromkeys(f"{c.engine}: {c.rejected}" for c in plan.candidates if c.spec == spec and c.rejected)
+    if late:
+        raise BudgetExceeded(f"the budget ended before any candidate for {spec.label} was measured; raise it")
+    raise Unsupported(f"no engine serves {spec.label}:\n  " + "\n  ".join(reasons))
+
+
+# ---- one Spec -------------------------------------------------------------------------------------------------------
+
+
+def try_candidates(
+    mlp: MLP,
+    spec: Spec,
+    gate: Gate,
+    clock: Clock,
+    *,
+    effort: Effort,
+    engines: Sequence[str] | None = None,
+    deadline: float | None = None,
+    progress: Progress | None = None,
+    find: Callable[[str], Engine] = get_engine,
+) -> list[Candidate]:
+    """Build, judge and time every candidate for one Spec.
+
+    Engines that need no compilation go first, all timed in interleaved rounds; then the compiling ones are built, and
+    timed interleaved with the best of the others. A candidate that fails is a Candidate with its reason.
+
+    Parameters
+    ----------
+    mlp, spec, gate, clock, effort
+    engines : sequence of str, optional
+        Only these; one that cannot run on the device raises `Unsupported`.
+    deadline : float, optional
+        ``clock.now()`` after which no further candidate is started.
+    progress : callable, optional
+    find : callable
+        How an engine is found by its name.
+    """
+    found = [find(name) for name in engines or engine_names()]
+    for e in found if engines is not None else ():
+        reason = e.unavailable(spec.device)
+        if reason is not None:
+            raise Unsupported(f"engine {e.name!r} cannot run on {spec.device}: {reason}")
+    slow = [e for e in found if e.compiles]
+    with ExitStack() as stack:
+        search = _Search(mlp, spec, gate, clock, effort, deadline, progress or (lambda done, total, text: None), stack)
+        built, out = search.build([e for e in found if not e.compiles])
+        timed = search.time(built)
+        out += timed
+        if slow and not effort.compile:
+            return out + [Candidate(spec, e.name, Variant(), rejected="not compiled: outside the grid") for e in slow]
+        if not slow:
+            return out
+        best = min((c for c in timed if c.rejected is None), key=lambda c: c.cost_us, default=None)
+        kept = {key: pair for key, pair in built.items() if best and key == (best.engine, best.variant)}
+        for key, (runner, _) in built.items():
+            if key not in kept:
+                runner.close()
+        built, rejected = search.build(slow)
+        if not built:
+            return out + rejected
+        # the best of the others is timed again, beside the compiled ones
+        again = {(c.engine, c.variant): c for c in search.time({**kept, **built})}
+        return [again.pop((c.engine, c.variant), c) for c in out] + rejected + list(again.values())
+
+
+_Built = dict[tuple[str, Variant], tuple[Runner, Candidate]]
+
+
+@dataclass
+class _Search:
+    """The steps of `try_candidates`; every runner that it builds is closed by `stack`."""
+
+    mlp: MLP
+    spec: Spec
+    gate: Gate
+    clock: Clock
+    effort: Effort
+    deadline: float | None
+    report: Progress
+    stack: ExitStack
+
+    def build(self, engines: Iterable[Engine]) -> tuple[_Built, list[Candidate]]:
+        """Build and judge the variants of `engines`: those that may be timed, and the rejected."""
+        built: _Built = {}
+        rejected: list[Candidate] = []
+        work: list[tuple[Engine, Variant]] = []
+        for e in engines:
+            chosen, refused = self._variants(e)
+            work += [(e, v) for v in chosen]
+            rejected += refused
+        for index, (e, v) in enumerate(work):
+            self.report(index, len(work), f"{self.mlp.name} {self.spec.label}: {e.name} {v.label}")
+            blank = Candidate(self.spec, e.name, v)
+            if self.deadline is not None and self.clock.now() >= self.deadline:
+                rejected.append(replace(blank, rejected="not tried: the budget had ended"))
+                continue
+            runner, candidate = self._build_one(e, blank)
+            if runner is None:
+                rejected.append(candidate)
+            else:
+                built[e.name, v] = (runner, candidate)
+        self.report(len(work), len(work), f"{self.mlp.name} {self.spec.label}: timing")
+        return built, rejected
+
+    def _variants(self, e: Engine) -> tuple[list[Variant], list[Candidate]]:
+        reason = e.unavailable(self.spec.device)
+        if reason is None:
+            try:
+                variants = list(e.variants(self.mlp, self.spec, full=self.effort.full))
+            except Unsupported as error:
+                reason = error.reason
+        if reason is not None:
+            return [], [Candidate(self.spec, e.name, Variant(), rejected=reason)]
+        chosen = variants[: self.effort.compile_top] if e.compiles and not self.effort.full else variants
+        left_out = variants[len(chosen) :]
+        return chosen, [Candidate(self.spec, e.name, v, rejected="not compiled: outside the grid") for v in left_out]
+
+    def _build_one(self, e: Engine, blank: Candidate) -> tuple[Runner | None, Candidate]:
+        """Build and judge one candidate; a failure of any kind becomes its reason, shown in the Plan."""
+        runner: Runner | None = None
+        try:
+            runner = e.build(self.mlp, self.spec, blank.variant)
+            self.stack.callback(runner.close)
+            verdict = judge(e, self.mlp, runner, self.gate)
+            candidate = replace(
+                blank,
+                build_s=runner.build_s,
+                accuracy=verdict.accuracy,
+                disagreement=verdict.disagreement,
+                logit_error=verdict.logit_error,
+                rejected=verdict.rejected,
+            )
+            if verdict.rejected is None:
+                fill(runner, self.gate.x[: self.spec.batch])
+                return runner, candidate
+        except Unsupported as error:
+            candidate = replace(blank, rejected=error.reason)
+        except Exception as error:  # noqa: BLE001  a compiler or driver may raise anything; the Plan shows it
+            candidate = replace(blank, rejected=_first_line(error))
+        if runner is not None:
+            runner.close()
+        return None, candidate
+
+    def time(self, built: _Built) -> list[Candidate]:
+        """Time `built` in interleaved rounds, and take the latency of those that need one."""
+        if not built:
+            return []
+        times = throughput(
+            {str(index): launch(runner) for index, (runner, _) in enumerate(built.values())},
+            self.clock,
+            repeats=self.effort.repeats,
+            min_s=self.effort.min_s,
+            deadline=self.deadline,
+        )
+        out = [_with_times(c, times[str(index)]) for index, (_, c) in enumerate(built.values())]
+        usable = sorted((c for c in out if c.rejected is None), key=lambda c: c.cost_us)
+        if self.spec.batch != 1:
+            usable = usable[: self.effort.latency_top]
+        return [self._with_latency(c, built) if c in usable else c for c in out]
+
+    def _with_latency(self, c: Candidate, built: _Built) -> Candidate:
+        runner, _ = built[c.engine, c.variant]
+        times = latency(launch(runner), self.clock, calls=self.effort.latency_calls, budget_s=0.25)
+        return replace(c, p50_us=times.p50_us, p99_us=times.p99_us)
+
+
+def _with_times(c: Candidate, result: Throughput | Exception) -> Candidate:
+    if not isinstance(result, Throughput):
+        return replace(c, rejected=f"failed while timed: {_first_line(result)}")
+    return replace(c, wall_us=result.wall_us, iqr=result.iqr, device_us=result.device_us, repeats=result.repeats)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+# ---- many networks --------------------------------------------------------------------------------------------------
+
+
+def guard_rail(
+    speeds: Mapping[str, float | None],
+    baseline: str,
+    *,
+    speed_ratio_min: float = 0.80,
+    survivors_max: int | None = None,
+) -> dict[str, str | None]:
+    """Say which networks are fast enough: name -> None (survives) or the reason why not.
+
+    Parameters
+    ----------
+    speeds : mapping of str to float
+        Rows per second of each network's quickest accepted candidate; None if it has none.
+    baseline : str
+        The network whose speed is the measure; it always survives.
+    speed_ratio_min : float
+        The least share of the baseline's speed.
+    survivors_max : int, optional
+        Keep at most this many, the fastest first, the baseline always among them.
+
+    Examples
+    --------
+    >>> guard_rail({"512": 100.0, "768": 85.0, "1024": 70.0}, "512")
+    {'512': None, '768': None, '1024': 'runs at 0.70 of the speed of 512, below 0.80'}
+    """
+    base = speeds.get(baseline)
+    if not base:
+        raise InvalidInput(f"the baseline {baseline!r} has no measured speed")
+    if not 0 < speed_ratio_min <= 1:
+        raise InvalidInput(f"speed_ratio_min is a fraction in 0..1, got {speed_ratio_min}")
+    out: dict[str, str | None] = {}
+    for name, speed in speeds.items():
+        if speed is None:
+            out[name] = "no candidate ran"
+        elif name != baseline and speed < speed_ratio_min * base:
+            out[name] = f"runs at {speed / base:.2f} of the speed of {baseline}, below {speed_ratio_min:.2f}"
+        else:
+            out[name] = None
+    if survivors_max is not None:
+        alive = [n for n, reason in out.items() if reason is None and n != baseline]
+        alive.sort(key=lambda n: -(speeds[n] or 0.0))
+        for name in alive[max(survivors_max - 1, 0) :]:
+            out[name] = f"not among the {survivors_max} fastest survivors"
+    return out

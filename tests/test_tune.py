@@ -1,0 +1,170 @@
+"""The tuner on a fake clock: what is measured, chosen and rejected, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from gigamlp.errors import InvalidInput, Unsupported
+from gigamlp.plan import Candidate, Plan
+from gigamlp.spec import Spec, Variant
+from gigamlp.trial import make_gate
+from gigamlp.tune import Effort, guard_rail, optimize, try_candidates
+from tests.fakes import FakeEngine, ManualClock, make_mlp
+
+A, B, C = Variant.of(v="a"), Variant.of(v="b"), Variant.of(v="c")
+SPEC = Spec(batch=16, output="class")
+EFFORT = Effort(repeats=5, min_s=0.1, latency_calls=20)
+
+
+def search(*engines: FakeEngine, spec: Spec = SPEC, effort: Effort = EFFORT, **more: object) -> list[Candidate]:
+    mlp = make_mlp()
+    table = {e.name: e for e in engines}
+    return try_candidates(
+        mlp, spec, make_gate(mlp, spec.input_dtype), engines[0].clock, effort=effort,
+        engines=more.pop("engines", None) or list(table), find=table.__getitem__, **more,
+    )  # fmt: skip
+
+
+def winner(found: list[Candidate], spec: Spec = SPEC) -> Candidate | None:
+    return Plan({}, {}, "", "", tuple(found)).winner(spec)
+
+
+def test_the_quickest_accepted_variant_wins() -> None:
+    clock = ManualClock()
+    found = search(FakeEngine(clock, offered=[A, B, C], seconds={A: 3e-3, B: 1e-3, C: 2e-3}))
+    assert winner(found).variant == B
+    assert winner(found).wall_us == pytest.approx(16e3)
+    assert winner(found).repeats == 5
+    assert winner(found).iqr == pytest.approx(0, abs=1e-6)
+
+
+def test_a_fast_variant_with_wrong_answers_is_rejected_and_not_timed() -> None:
+    clock = ManualClock()
+    engine = FakeEngine(clock, offered=[A, B], seconds={A: 1e-6, B: 1e-3}, distort={A: 1.0})
+    found = {c.variant: c for c in search(engine)}
+    assert winner(list(found.values())).variant == B
+    assert "relative" in found[A].rejected
+    assert found[A].wall_us is None
+
+
+def test_every_failure_is_a_row_with_its_reason() -> None:
+    clock = ManualClock()
+    engine = FakeEngine(
+        clock,
+        offered=[A, B, C],
+        refuses={A: "needs a unicorn"},
+        breaks={B: ValueError("boom\nmore")},
+        fails_after={C: 60},
+    )
+    found = {c.variant: c.rejected for c in search(engine)}
+    assert found[A] == "needs a unicorn"
+    assert found[B] == "ValueError: boom"
+    assert found[C] == "failed while timed: RuntimeError: the device fell off the bus"
+    assert engine.built == engine.closed
+
+
+def test_variants_are_interleaved() -> None:
+    clock = ManualClock()
+    engine = FakeEngine(clock, offered=[A, B], seconds={A: 0.01, B: 0.01})
+    search(engine)
+    order = [v for i, v in enumerate(engine.log) if i == 0 or engine.log[i - 1] != v]
+    assert len(order) > 8  # not first all of A, then all of B
+
+
+def test_one_row_is_decided_by_latency() -> None:
+    clock = ManualClock()
+    spec = Spec(batch=1)
+    found = search(FakeEngine(clock, offered=[A, B], seconds={A: 2e-3, B: 1e-3}), spec=spec)
+    assert all(c.p50_us is not None for c in found)
+    assert winner(found, spec).p50_us == pytest.approx(1e3)
+
+
+def test_an_unavailable_engine_is_a_row_unless_it_was_named() -> None:
+    clock = ManualClock()
+    mlp, gone, here = make_mlp(), FakeEngine(clock, name="gone", reason="no card"), FakeEngine(clock, name="here")
+    with pytest.raises(Unsupported, match="'gone' cannot run on cpu: no card"):
+        search(here, gone)
+    import gigamlp.tune as tune
+
+    names, tune.engine_names = tune.engine_names, lambda: ("here", "gone")
+    try:
+        found = try_candidates(
+            mlp, SPEC, make_gate(mlp, "uint8"), clock, effort=EFFORT, find={"gone": gone, "here": here}.__getitem__
+        )
+    finally:
+        tune.engine_names = names
+    assert {c.engine: c.rejected for c in found} == {"here": None, "gone": "no card"}
+
+
+class TestCompiling:
+    def test_compiled_variants_are_timed_beside_the_best_of_the_others(self) -> None:
+        clock = ManualClock()
+        quick = FakeEngine(clock, offered=[A, B], seconds={A: 2e-3, B: 3e-3})
+        slow = FakeEngine(
+            clock, name="slow", compiles=True, offered=[A, B, C], seconds={A: 1e-3}, build_seconds={A: 9.0}
+        )
+        found = search(quick, slow, effort=Effort(min_s=0.1, latency_calls=9, compile_top=1))
+        plan = Plan({}, {}, "", "", tuple(found))
+        assert plan.winner(SPEC).engine == "slow"
+        assert plan.winner(SPEC).build_s == 9.0
+        assert plan.break_even_launches(plan.winner(SPEC)) == pytest.approx(9.0 / 16e-3)
+        left_out = [c for c in found if c.engine == "slow" and c.rejected]
+        assert {c.variant for c in left_out} == {B, C}
+        assert len(found) == 5
+        assert (quick.built, slow.built) == (quick.closed, slow.closed)
+
+    def test_without_compilation_they_are_rows_with_the_reason(self) -> None:
+        clock = ManualClock()
+        slow = FakeEngine(clock, name="slow", compiles=True)
+        found = search(FakeEngine(clock), slow, effort=Effort(compile=False, min_s=0.1))
+        assert [c.rejected for c in found if c.engine == "slow"] == ["not compiled: outside the grid"]
+        assert slow.built == 0
+
+
+def test_the_deadline_stops_new_candidates_but_keeps_what_was_measured() -> None:
+    clock = ManualClock()
+    engine = FakeEngine(clock, offered=[A, B, C], build_seconds={A: 5.0, B: 5.0, C: 5.0})
+    found = {c.variant: c for c in search(engine, deadline=8.0)}
+    assert found[C].rejected == "not tried: the budget had ended"
+    assert found[A].rejected is None
+    assert found[A].wall_us is not None
+
+
+class TestGuardRail:
+    def test_the_ratio_is_inclusive_and_the_baseline_survives(self) -> None:
+        out = guard_rail({"512": 100.0, "768": 80.0, "1024": 79.9, "2048": None}, "512", speed_ratio_min=0.8)
+        assert out["512"] is None
+        assert out["768"] is None
+        assert "0.80" in out["1024"]
+        assert out["2048"] == "no candidate ran"
+
+    def test_at_most_so_many_the_fastest_first_and_the_baseline_among_them(self) -> None:
+        out = guard_rail({"a": 10.0, "b": 11.0, "c": 12.0, "d": 13.0}, "a", survivors_max=3)
+        assert [n for n, reason in out.items() if reason is None] == ["a", "c", "d"]
+        out = guard_rail({"a": 10.0, "b": 11.0}, "a", survivors_max=1)
+        assert [n for n, reason in out.items() if reason is None] == ["a"]
+
+    @pytest.mark.parametrize(("speeds", "ratio"), [({}, 0.8), ({"a": None}, 0.8), ({"a": 1.0}, 0), ({"a": 1.0}, 1.5)])
+    def test_nonsense_is_refused(self, speeds: dict[str, float | None], ratio: float) -> None:
+        with pytest.raises(InvalidInput):
+            guard_rail(speeds, "a", speed_ratio_min=ratio)
+
+
+class TestOptimize:
+    def test_on_this_cpu(self) -> None:
+        mlp = make_mlp((20, 16, 5))
+        plan = optimize(
+            mlp, device="cpu", batch=(1, 64), engines=["torch_eager"], effort=Effort(repeats=5, min_s=0.002)
+        )
+        assert [c.spec.batch for c in plan.winners] == [1, 64]
+        assert plan.mlp_digest == mlp.digest()
+        assert all(c.logit_error is not None and c.logit_error < 1e-3 for c in plan.winners)
+
+    def test_refusals(self) -> None:
+        mlp = make_mlp()
+        with pytest.raises(InvalidInput, match="batch is empty"):
+            optimize(mlp, device="cpu", batch=())
+        with pytest.raises(InvalidInput, match="unknown engine 'warp_drive'"):
+            optimize(mlp, device="cpu", batch=1, engines=["warp_drive"])
+        with pytest.raises(Unsupported, match="torch_graph"):
+            optimize(mlp, device="cpu", batch=1, engines=["torch_graph"])
