@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,6 @@ def make_mlp(widths: Sequence[int] = (6, 8, 3), *, seed: int = 0, activation: st
             rng.normal(size=out),
             "identity" if i == last else activation,
         )
-        for i, (width, out) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+        for i, (width, out) in enumerate(pairwise(widths))
     ]
     return MLP(layers, **{"name": "random", "input_scale": 1 / 64, **more})
