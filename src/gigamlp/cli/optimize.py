@@ -1,0 +1,94 @@
+"""`gigamlp optimize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gigamlp.cli.context import DEFAULTS, Common, Given
+from gigamlp.cli.options import (
+    Batches,
+    Budget,
+    DataPath,
+    Device,
+    Engines,
+    Fraction,
+    InputDtype,
+    LabelsPath,
+    Output,
+    Threads,
+)
+
+__all__ = ["optimize"]
+
+
+def optimize(
+    model: Path,
+    /,
+    *,
+    batch: Batches = (1, 1024, 65536),
+    input_dtype: InputDtype = "uint8",
+    output: Output = "class",
+    engine: Engines = None,
+    min_accuracy: Fraction = None,
+    max_disagreement: Fraction = None,
+    data: DataPath = None,
+    labels: LabelsPath = None,
+    threads: Threads = None,
+    full: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    budget: Budget = None,
+    out: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    device: Device = "auto",
+    common: Common = DEFAULTS,
+    context: Given,
+) -> None:
+    """Measure every way to run a model on this machine and choose the fastest that answers right.
+
+    Without --data, only ways whose logits agree with float64 within 1e-3 compete.
+
+    Parameters
+    ----------
+    model
+        A .safetensors file that gigamlp wrote.
+    min_accuracy
+        The least accuracy on the rows of --data.
+    max_disagreement
+        The most rows of --data, as a fraction, that may be answered otherwise than in float32. Default: 0.001.
+    full
+        Try every variant of every engine, not only the promising ones.
+    out
+        Where the plan goes, as JSON.
+    """
+    from gigamlp.cli.rows import load_dataset
+    from gigamlp.mlp import load
+    from gigamlp.tune import Effort
+    from gigamlp.tune import optimize as tune
+
+    mlp = load(model)
+    validation = None
+    if data is not None or labels is not None:
+        dataset = load_dataset(data, labels)
+        validation = (dataset.x, dataset.y)
+    with context.progress("measuring") as progress:
+        plan = tune(
+            mlp,
+            device,
+            batch,
+            input_dtype,
+            output,
+            validation=validation,
+            threads=threads,
+            min_accuracy=min_accuracy,
+            max_disagreement=max_disagreement,
+            engines=engine,
+            effort=Effort(full=full),
+            budget_s=budget,
+            progress=progress,
+        )
+    if out is not None:
+        plan.save(out)
+    context.emit(plan.to_json())
+    context.show(plan.explain())
+    context.note("the plan is not kept; --out FILE keeps it" if out is None else f"plan in {out}")
