@@ -19,6 +19,7 @@ __all__ = ["accuracy_figure", "latency_figure", "require_matplotlib", "throughpu
 
 BARS_MAX = 24
 CURVES_MAX = 8
+NAMES_MAX = 14
 _WIDTH = 10.5  # inches; an SVG scales to the page
 
 # Stand-ins that the SVG's colours are replaced by: the page's style sheet then decides, for light, dark and paper.
@@ -127,7 +128,9 @@ def accuracy_figure(record: Record, prefix: str = "accuracy") -> str | None:
         return None
 
     def draw(ax: Axes) -> None:
-        names = list(dict.fromkeys(r.name for r in rows))
+        best = {r.name: r.accuracy or 0.0 for r in sorted(rows, key=lambda r: r.accuracy or 0.0)}
+        kept = sorted(best, key=lambda name: -best[name])[:NAMES_MAX]
+        names = [name for name in dict.fromkeys(r.name for r in rows) if name in kept]
         for index, name in enumerate(names):
             color = _SERIES[index % len(_SERIES)]
             for is_quoted, tail in ((False, ""), (True, " (quoted)")):
@@ -143,8 +146,12 @@ def accuracy_figure(record: Record, prefix: str = "accuracy") -> str | None:
                     color=color,
                     markerfacecolor="none" if is_quoted else color,
                     markeredgewidth=1.4,
-                    label=clean(name) + tail,
+                    label=_shorten(clean(name), 28) + tail,
                 )
+        rest = [r for r in rows if r.name not in kept]
+        if rest:
+            places = [_million(r) for r in rest], [100 * (r.accuracy or 0.0) for r in rest]
+            ax.plot(*places, ".", color=_MUTED, label=f"{len(best) - len(kept)} other networks", zorder=1)
         ax.margins(x=0.08, y=0.14)
         ax.set_xscale("log")
         _plain_ticks(ax)
@@ -176,7 +183,7 @@ def latency_figure(record: Record, prefix: str = "latency") -> str | None:
         ax.plot([r.p50_us or 0.0 for r in rows], places, "o", color=_SERIES[0], label="p50")
         ax.plot([r.p99_us or 0.0 for r in rows], places, "|", color=_SERIES[0], markersize=12, label="p99")
         is_log = _log_scale(ax, [v for r in rows for v in (r.p50_us, r.p99_us) if v])
-        ax.set_yticks(places, labels(rows))
+        ax.set_yticks(places, [_shorten(label) for label in labels(rows)])
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlabel("µs from issue to answer" + (", logarithmic" if is_log else ""))
         _legend_above(ax)
@@ -198,7 +205,7 @@ def _curves(record: Record) -> list[tuple[str, list[float]]]:
     known = known[:CURVES_MAX]
     rows = [row for row, _, _ in known if row is not None]
     short = dict(zip(map(id, rows), labels(rows), strict=True))
-    return [(short[id(row)] if row is not None else _shorten(key), taken) for row, key, taken in known]
+    return [(_shorten(key if row is None else short[id(row)], 52), taken) for row, key, taken in known]
 
 
 def _draw_curves(ax: Axes, curves: Sequence[tuple[str, list[float]]]) -> None:

@@ -31,7 +31,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
     Examples
     --------
-    >>> number(1068.27), number(9.2241), number(0.012345), number(None)
+    >>> number(1068.27), number(9.2241), number(0.012344), number(None)
     ('1,068', '9.224', '0.01234', '–')
     """
     if value is None:
