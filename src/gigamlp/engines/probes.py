@@ -234,7 +234,7 @@ def _matrix_rate(dtype: str, device: str, sizes: Iterable[int], clock: Clock, bu
             break
         work = _product(dtype, device, size)
         try:
-            best = max(best, roof(work, clock, macs, budget_s=budget_s / 3))
+            best = max(best, roof(work, clock, macs, budget_s=budget_s / 3, repeats=200))
         except RuntimeError as error:
             # int8 products exist for some devices and builds only; every other dtype must work
             if dtype != "int8" or "out of memory" in str(error):
