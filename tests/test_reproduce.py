@@ -14,12 +14,12 @@ from gigamlp.tune import Effort
 
 TINY = Settings(
     widths=(32, 48, 256),
-    batch=64,
-    reader_batch=100,
+    batch=512,
+    reader_batch=600,
     epochs=1,
     holdout=400,
-    screen=Effort(min_s=0.002, latency_top=0, compile=False),
-    final=Effort(min_s=0.002, latency_calls=20, compile=False),
+    screen=Effort(min_s=0.002, warmup_s=0.002, latency_top=0, compile=False),
+    final=Effort(min_s=0.002, warmup_s=0.002, latency_calls=20, compile=False),
     repeats=5,
     min_s=0.002,
     speed_ratio_min=0.01,
@@ -67,10 +67,10 @@ def test_every_measured_row_is_complete(story) -> None:
 def test_the_article_rows_and_the_ones_that_it_leaves_out(story) -> None:
     rows = [r for r in story[0].record.rows if not r.quoted]
     kinds = {(r.name, r.batch, r.input_dtype, r.output, r.residence) for r in rows}
-    assert ("reader-40", 100, "float32", "logits", "hot") in kinds
+    assert ("reader-40", 600, "float32", "logits", "hot") in kinds
     assert ("reader-40", 1, "float32", "logits", "hot") in kinds
     for extra in ("hot", "cold", "host-pageable"):
-        assert ("reader-40", 100, "uint8", "class", extra) in kinds
+        assert ("reader-40", 600, "uint8", "class", extra) in kinds
 
 
 def test_the_guard_rail_is_in_the_record_and_the_plans(story) -> None:

@@ -203,6 +203,7 @@ class _Story:
             self.x_fit,
             self.y_fit,
             hidden=40,
+            epochs=self.settings.epochs,
             seed=self.seed,
             device=self.device,
             validation=(self.x_val, self.y_val),

@@ -32,8 +32,8 @@ class Effort:
     ----------
     repeats : int
         Timed repeats per candidate.
-    min_s : float
-        Seconds that one repeat lasts at least.
+    min_s, warmup_s : float
+        Seconds that one repeat lasts at least, and seconds of launches before the first.
     latency_calls : int
         Synchronised calls behind p50 and p99.
     latency_top : int
@@ -48,6 +48,7 @@ class Effort:
 
     repeats: int = 5
     min_s: float = 0.02
+    warmup_s: float = 0.03
     latency_calls: int = 300
     latency_top: int = 2
     full: bool = False
@@ -316,6 +317,7 @@ class _Search:
             self.clock,
             repeats=self.effort.repeats,
             min_s=self.effort.min_s,
+            warmup_s=self.effort.warmup_s,
             deadline=self.deadline,
         )
         out = [_with_times(c, times[str(index)]) for index, (_, c) in enumerate(built.values())]
