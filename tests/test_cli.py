@@ -509,7 +509,7 @@ def test_train_passes_its_options_on(call, clusters, monkeypatch):
     code, out, err = call("train", "--data", clusters, "--hidden", "16", "--epochs", "2", "--seed", "3", "--json")
     found = json.loads(out)
     assert code == 0, err
-    assert seen["ridge"] == {"hidden": 16, "alpha": None, "seed": 3, "device": "auto"}
+    assert seen["ridge"] == {"hidden": 16, "alpha": None, "seed": 3, "device": "auto", "progress": None}
     assert seen["finetune"]["mlp"] == make_mlp()
     assert seen["finetune"]["hidden"] is None
     assert (seen["finetune"]["epochs"], seen["finetune"]["rows"]) == (2, 200)
@@ -602,11 +602,84 @@ def test_reproduce_interrupted_leaves_no_half_written_file(call, monkeypatch):
     assert sorted(p.name for p in Path("there").iterdir()) == ["plan-ridge-512.json", "ridge-512.safetensors"]
 
 
+# ---- the real library, on little work -----------------------------------------------------------------------------
+
+
+def test_train_info_predict_optimize_and_predict_by_the_plan(call, clusters):
+    pytest.importorskip("torch", reason="training needs torch")
+    code, out, err = call("train", "--data", clusters, "--hidden", "16", "--epochs", "20", "--json", "--device", "cpu")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["validation_accuracy"] > 0.9
+    assert found["test_accuracy"] > 0.9
+    assert found["digest"] == gm.load("model.safetensors").digest()
+    argv = ["optimize", "model.safetensors", "--batch", "60", "--engine", "torch_eager", "--device", "cpu"]
+    code, out, err = call(*argv, "--data", clusters, "--out", "plan.json")
+    assert code == 0, err
+    assert "* torch_eager" in out
+    code, out, err = call("predict", "model.safetensors", clusters, "--plan", "plan.json", "--out", "y.npy")
+    assert code == 0, err
+    data = np.load(clusters)
+    assert np.mean(np.load("y.npy") == data["y"]) > 0.9
+    make_mlp().save("other.safetensors")
+    code, _, err = call("predict", "other.safetensors", clusters, "--plan", "plan.json")
+    assert code == 1
+    assert "another model" in err
+
+
+def test_train_ridge_in_float16(call, clusters):
+    pytest.importorskip("torch", reason="training needs torch")
+    argv = ["train", "--method", "ridge", "--data", clusters, "--hidden", "32", "--dtype", "float16", "--device", "cpu"]
+    code, out, err = call(*argv)
+    assert code == 0, err
+    assert "test accuracy" in out
+    assert "float16" in call("info", "model.safetensors")[1]
+
+
+def test_bench(call, model, tmp_path):
+    pytest.importorskip("torch", reason="the engine needs torch")
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (200, 8), dtype=np.uint8)
+    np.savez(tmp_path / "d.npz", x=x, y=make_mlp().predict(x))
+    argv = ["bench", model, "--engine", "torch_eager", "--batch", "64,128", "--residence", "hot,host-pageable"]
+    code, out, err = call(*argv, "--data", "d.npz", "--repeats", "5", "--device", "cpu", "--json")
+    assert code == 0, err
+    record = Record.from_json(json.loads(out))
+    assert [(r.batch, r.residence) for r in record.rows] == [
+        (b, where) for b in (64, 128) for where in ("hot", "host-pageable")
+    ]
+    assert all(
+        (r.accuracy > 0.95 and r.samples_per_s > 0 and r.roof_share is None) or r.roof_share > 0 for r in record.rows
+    )
+    code, _, err = call("bench", model, "--engine", "torch_graph", "--device", "cpu")
+    assert code == 1
+    assert "torch_graph" in err
+
+
+def test_reproduce(call, monkeypatch):
+    pytest.importorskip("torch", reason="training needs torch")
+    from gigamlp.data import load_mnist
+    from tests.test_reproduce import TINY
+
+    x, y, x_test, y_test = load_mnist()
+    monkeypatch.setattr("gigamlp.reproduce.settings_for", lambda *args, **options: TINY)
+    monkeypatch.setattr("gigamlp.data.load_mnist", lambda: (x[:3000], y[:3000], x_test[:500], y_test[:500]))
+    code, out, err = call("reproduce", "--device", "cpu", "--out", "r")
+    assert code == 0, err
+    record = Record.load("r/reproduce.json")
+    assert {"ridge-32", "finetuned-32", "reader-40"} <= {row.name for row in record.rows}
+    assert {p.name for p in Path("r").iterdir()} == set(record.extra["files"])
+    assert gm.load("r/reader-40.safetensors").digest() == Plan.load("r/plan-reader-40.json").mlp_digest
+    assert "host-pageable" in out
+    assert "quoted [" in out
+    page = Path("r/report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 3
+
+
 # ---- doctor ---------------------------------------------------------------------------------------------------------
 
 
 def test_doctor(call):
-    pytest.importorskip("gigamlp.doctor", reason="gigamlp.doctor is not there yet")
     code, out, err = call("doctor", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")

@@ -153,8 +153,8 @@ def _spent(facts: dict[str, Any]) -> str | None:
 def _ridge(x: Any, y: Any, options: dict[str, Any], context: Context, facts: dict[str, Any]) -> MLP:
     from gigamlp.train import fit_ridge
 
-    with context.progress(f"ridge-ELM of {options['hidden']}"):
-        fit = fit_ridge(x, y, **options)
+    with context.progress(f"ridge-ELM of {options['hidden']}") as progress:
+        fit = fit_ridge(x, y, progress=progress, **options)
     facts |= {"ridge_seconds": fit.seconds, "solver": fit.solver, "jitter": fit.jitter, "alpha": fit.alpha}
     return fit.mlp
 
