@@ -43,8 +43,10 @@ class Roofs:
     cache_bytes: int = 0
 
     def __post_init__(self) -> None:
-        rates = {name: value for name, value in asdict(self).items() if name.endswith("bytes_s") and value is not None}
+        rates = {name: value for name, value in asdict(self).items() if name.endswith("bytes_s")}
         for name, value in {**rates, **self.macs_s}.items():
+            if value is None and name.startswith(("h2d", "d2h")):
+                continue
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
                 raise MeasurementError(f"roof {name} must be a positive, finite rate, got {value!r}")
 
