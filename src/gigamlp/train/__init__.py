@@ -1,1 +1,52 @@
-"""Training."""
+"""Training: the ridge-ELM (`ridge`) and fine-tuning by cross-entropy (`finetune`).
+
+Importing this package does not import torch; the first use of a name in it does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_PUBLIC = {
+    "FAST": "gigamlp.train.recipe",
+    "FinetuneFit": "gigamlp.train.ce",
+    "Recipe": "gigamlp.train.recipe",
+    "RidgeFit": "gigamlp.train.elm",
+    "default_recipe": "gigamlp.train.recipe",
+    "finetune": "gigamlp.train.ce",
+    "fit_finetune": "gigamlp.train.ce",
+    "fit_ridge": "gigamlp.train.elm",
+    "fit_ridge_widths": "gigamlp.train.elm",
+    "ridge": "gigamlp.train.elm",
+}
+
+__all__ = [
+    "FAST",
+    "FinetuneFit",
+    "Recipe",
+    "RidgeFit",
+    "default_recipe",
+    "finetune",
+    "fit_finetune",
+    "fit_ridge",
+    "fit_ridge_widths",
+    "ridge",
+]
+
+if TYPE_CHECKING:
+    from gigamlp.train.ce import FinetuneFit, finetune, fit_finetune
+    from gigamlp.train.elm import RidgeFit, fit_ridge, fit_ridge_widths, ridge
+    from gigamlp.train.recipe import FAST, Recipe, default_recipe
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'gigamlp.train' has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
