@@ -3,112 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gigamlp.activations import ACTIVATIONS, apply_activation, logistic
+from gigamlp.activations import apply_activation, logistic
 from gigamlp.errors import InvalidInput, ModelError
+from gigamlp.layers import Layer, Scheme, frozen
 
 __all__ = ["HEADS", "MLP", "Layer", "Scheme", "load"]
 
 HEADS = ("softmax", "sigmoid", "multilabel", "regression")
-SCHEMES = ("w8", "w8a8", "w7")
 _ROWS_PER_CHUNK = 4096  # bounds the memory of a forward pass: 4,096 rows x 784 x 4 bytes = 13 MB
 
 Array = NDArray[Any]
-
-
-def _frozen(array: ArrayLike, dtype: Any, what: str) -> Array:
-    """Return an owned, contiguous, read-only copy of `array`; refuse what is not numeric or not finite."""
-    try:
-        copy = np.array(array, dtype=dtype, order="C", copy=True)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{what} cannot be read as {np.dtype(dtype).name}: {error}") from error
-    if copy.dtype.kind == "f" and not np.isfinite(copy).all():
-        raise ModelError(f"{what} holds NaN or infinite values; an MLP needs finite numbers")
-    copy.flags.writeable = False
-    return copy
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """One dense layer: ``activation(x @ weight.T + bias)``.
-
-    Parameters
-    ----------
-    weight : array_like of float32, shape [out, in]
-    bias : array_like of float32, shape [out], or None
-    activation : str
-        One of identity, relu, tanh, logistic, gelu (erf form), gelu_tanh, silu.
-
-    Raises
-    ------
-    ModelError
-        If the shapes do not fit, a value is not finite, or the activation is unknown.
-    """
-
-    weight: Array
-    bias: Array | None = None
-    activation: str = "identity"
-
-    def __post_init__(self) -> None:
-        weight = _frozen(self.weight, np.float32, "layer weight")
-        if weight.ndim != 2 or 0 in weight.shape:
-            raise ModelError(f"layer weight must have shape [out, in] with both > 0, got {list(weight.shape)}")
-        object.__setattr__(self, "weight", weight)
-        if self.bias is not None:
-            bias = _frozen(self.bias, np.float32, "layer bias")
-            if bias.shape != (weight.shape[0],):
-                raise ModelError(f"layer bias must have shape [{weight.shape[0]}], got {list(bias.shape)}")
-            object.__setattr__(self, "bias", bias)
-        if self.activation not in ACTIVATIONS:
-            raise ModelError(f"unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}")
-
-
-@dataclass(frozen=True, eq=False)
-class Scheme:
-    """How an MLP is made integer: a scheme name and the arrays (scales, codes) that belong to it.
-
-    Parameters
-    ----------
-    name : {"w8", "w8a8", "w7"}
-        See ``DESIGN.md``: int8 first layer; uint8 hidden and int8 second layer too; 7-bit weights.
-    arrays : mapping of str to ndarray
-        ``scale.I`` float32 [out] for layer I's weight, ``hidden_scale.I`` float32 [out] or [1] for its activations
-        (``w8a8`` only), ``codes.I`` int8 [out, in] for codes that training fixed. What is missing is derived.
-    """
-
-    name: str
-    arrays: Mapping[str, Array] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.name not in SCHEMES:
-            raise ModelError(f"unknown quantisation scheme {self.name!r}; known: {', '.join(SCHEMES)}")
-        frozen = {}
-        for key, value in sorted(self.arrays.items()):
-            kind, _, index = key.partition(".")
-            if kind not in ("scale", "hidden_scale", "codes") or not index.isdecimal():
-                raise ModelError(f"unknown scheme array {key!r}; known: scale.I, hidden_scale.I, codes.I")
-            frozen[key] = _frozen(value, np.int8 if kind == "codes" else np.float32, f"scheme array {key}")
-        object.__setattr__(self, "arrays", frozen)
-
-    def check(self, layers: Sequence[Layer]) -> None:
-        """Refuse arrays that do not fit `layers`."""
-        for key, value in self.arrays.items():
-            kind, _, index = key.partition(".")
-            if int(index) >= len(layers):
-                raise ModelError(f"scheme array {key} names layer {index}, but there are {len(layers)} layers")
-            out, width = layers[int(index)].weight.shape
-            expected = (out, width) if kind == "codes" else (out,)
-            if value.shape != expected and not (kind == "hidden_scale" and value.shape == (1,)):
-                raise ModelError(f"scheme array {key} has shape {list(value.shape)}, expected {list(expected)}")
-            if kind != "codes" and not (value > 0).all():
-                raise ModelError(f"scheme array {key} must be positive")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +80,7 @@ class MLP:
         self._check_layers()
         self._freeze_columns()
         for field_name in ("input_scale", "input_offset"):
-            value = _frozen(getattr(self, field_name), np.float32, field_name)
+            value = frozen(getattr(self, field_name), np.float32, field_name)
             if value.shape not in ((), (self.features_read,)):
                 raise ModelError(
                     f"{field_name} must be one number or have shape [{self.features_read}], got {list(value.shape)}"
@@ -204,9 +116,10 @@ class MLP:
             object.__setattr__(self, "features", width)
             return
         try:
-            runs = tuple((int(start), int(stop)) for start, stop in self.columns)
+            runs = tuple((operator.index(start), operator.index(stop)) for start, stop in self.columns)
+            features = operator.index(self.features)
         except (TypeError, ValueError) as error:
-            raise ModelError(f"columns must be pairs (start, stop): {error}") from error
+            raise ModelError(f"columns must be pairs (start, stop), features one number, all whole: {error}") from error
         end = 0
         for start, stop in runs:
             if not end <= start < stop:
@@ -215,7 +128,7 @@ class MLP:
         total = sum(stop - start for start, stop in runs)
         if total != width:
             raise ModelError(f"columns hold {total} features, but the first layer reads {width}")
-        features = int(self.features) or end
+        features = features or end
         if features < end:
             raise ModelError(f"columns end at {end}, past the row width {features}")
         object.__setattr__(self, "columns", runs)
@@ -227,8 +140,13 @@ class MLP:
                 raise ModelError("head 'regression' has no classes")
             return
         count = 2 if self.head == "sigmoid" else self.outputs
-        classes = np.arange(count, dtype=np.int64) if self.classes is None else np.array(self.classes)
-        if classes.dtype.kind not in "iuUb" or classes.ndim != 1:
+        try:
+            classes = np.arange(count, dtype=np.int64) if self.classes is None else np.array(self.classes)
+        except ValueError as error:
+            raise ModelError(f"classes must be a flat sequence of integers or of strings: {error}") from error
+        given = () if self.classes is None else tuple(self.classes)
+        mixed = classes.dtype.kind == "U" and not all(isinstance(label, str) for label in given)
+        if classes.dtype.kind not in "iuUb" or classes.ndim != 1 or mixed:
             raise ModelError("classes must be a flat sequence of integers or of strings")
         if len(classes) != count:
             raise ModelError(f"{len(classes)} classes for {count} outputs of head {self.head!r}")
@@ -282,7 +200,10 @@ class MLP:
 
     def check_rows(self, x: Any) -> Array:
         """Return `x` as a 2-D numeric array of the right width, or raise `InvalidInput` saying what is wrong."""
-        rows = np.asarray(x)
+        try:
+            rows = np.asarray(x)
+        except ValueError as error:
+            raise InvalidInput(f"rows must have shape [n, {self.features}] and be numbers: {error}") from error
         if rows.dtype.kind not in "buif":
             raise InvalidInput(f"rows must be numbers, got dtype {rows.dtype}")
         if rows.ndim != 2:
@@ -385,6 +306,9 @@ class MLP:
         from gigamlp.modelfile import save
 
         save(self, path, dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MLP, tuple(getattr(self, each.name) for each in fields(self))
 
     def __repr__(self) -> str:
         widths = "-".join(str(w) for w in (self.features_read, *self.hidden, self.outputs))

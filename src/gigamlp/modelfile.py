@@ -74,28 +74,52 @@ def unpack(data: bytes, where: str = "model") -> MLP:
     except (SafetensorError, ValueError, KeyError) as error:
         raise FileFormatError(f"{where}: damaged safetensors file: {error}") from error
     try:
-        activations, per_feature = header["activations"], header["per_feature"]
-        layers = [
-            Layer(tensors[f"layers.{i}.weight"], tensors.get(f"layers.{i}.bias"), activation)
-            for i, activation in enumerate(activations)
-        ]
-        arrays = {key.removeprefix("scheme."): value for key, value in tensors.items() if key.startswith("scheme.")}
-        scale, offset = tensors["input.scale"], tensors["input.offset"]
-        return MLP(
-            tuple(layers),
-            input_scale=scale if per_feature["scale"] else float(scale[0]),
-            input_offset=offset if per_feature["offset"] else float(offset[0]),
-            head=header["head"],
-            classes=header["classes"],
-            columns=header["columns"],
-            features=header["features"],
-            scheme=None if header["scheme"] is None else Scheme(header["scheme"], arrays),
-            name=header["name"],
-        )
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise ModelError(f"{where}: {error}") from error
+        mlp = _mlp(header, tensors)
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise FileFormatError(f"{where}: the model header is incomplete or malformed: {error!r}") from error
+    if tensors:
+        raise FileFormatError(f"{where}: tensors that belong to no part of the model: {', '.join(sorted(tensors))}")
+    return mlp
+
+
+def _mlp(header: dict[str, Any], tensors: dict[str, Any]) -> MLP:
+    """Build the MLP, taking each tensor that belongs to it out of `tensors`."""
+    activations = header["activations"]
+    if not isinstance(activations, list):
+        raise TypeError(f"activations must be a list, not {activations!r}")
+    layers = []
+    for index, activation in enumerate(activations):
+        weight, bias = tensors.pop(f"layers.{index}.weight"), tensors.pop(f"layers.{index}.bias", None)
+        for array in (weight,) if bias is None else (weight, bias):
+            if array.dtype not in (np.float32, np.float16):
+                raise TypeError(f"layer {index} is stored as {array.dtype}, not as float32 or float16")
+        layers.append(Layer(weight, bias, activation))
+    scheme = None
+    if header["scheme"] is not None:
+        keys = [key for key in tensors if key.startswith("scheme.")]
+        scheme = Scheme(header["scheme"], {key.removeprefix("scheme."): tensors.pop(key) for key in keys})
+    return MLP(
+        tuple(layers),
+        input_scale=_input(header, tensors, "scale"),
+        input_offset=_input(header, tensors, "offset"),
+        head=header["head"],
+        classes=header["classes"],
+        columns=header["columns"],
+        features=header["features"],
+        scheme=scheme,
+        name=header["name"],
+    )
+
+
+def _input(header: dict[str, Any], tensors: dict[str, Any], which: str) -> Any:
+    array = tensors.pop(f"input.{which}")
+    if header["per_feature"][which]:
+        return array
+    if array.shape != (1,):
+        raise ValueError(f"input.{which} must hold one number, it has shape {list(array.shape)}")
+    return float(array[0])
 
 
 def _header(data: bytes, where: str) -> dict[str, Any]:
@@ -113,7 +137,7 @@ def _header(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise FileFormatError(f"{where}: a safetensors file, but not one that gigamlp saved")
     version = header.get("format_version")
-    if not isinstance(version, int) or version < 1:
+    if type(version) is not int or version < 1:
         raise FileFormatError(f"{where}: format version {version!r} is not a positive whole number")
     if version > FORMAT_VERSION:
         raise FileFormatError(

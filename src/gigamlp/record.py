@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -11,6 +12,7 @@ from typing import Any
 
 from gigamlp._atomic import write_text
 from gigamlp.errors import FileFormatError
+from gigamlp.spec import OUTPUTS
 
 __all__ = ["SCHEMA", "Record", "Row"]
 
@@ -84,6 +86,15 @@ class Row:
     note: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", [int(width) for width in self.hidden])
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if hasattr(value, "item"):  # a NumPy scalar, which JSON does not know
+                object.__setattr__(self, spec.name, value := value.item())
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FileFormatError(f"row {self.name!r}: {spec.name} is {value}; what was not measured is None")
+        if self.output is not None and self.output not in OUTPUTS:
+            raise FileFormatError(f"row {self.name!r}: output {self.output!r} is not one of {OUTPUTS}")
         if self.residence is not None and self.residence not in RESIDENCES:
             raise FileFormatError(f"row {self.name!r}: residence {self.residence!r} is not one of {RESIDENCES}")
         if self.accuracy is not None and not 0 <= self.accuracy <= 1:
@@ -143,20 +154,26 @@ class Record:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else type(data).__name__
             raise FileFormatError(f"{where}: schema is {found!r}, expected {SCHEMA!r}")
-        _expect_types(data, {"device": dict, "versions": dict, "command": str, "rows": list}, where)
+        data = {"extra": {}, **data}
+        _expect_types(data, {"device": dict, "versions": dict, "command": str, "rows": list, "extra": dict}, where)
+        _check_names(data, (f.name for f in fields(cls)), where)
         if not isinstance(data["device"].get("name"), str):
             raise FileFormatError(f"{where}: device.name is missing")
         rows = [_row(row, f"{where}: row {index}") for index, row in enumerate(data["rows"])]
-        return cls(data["device"], data["versions"], data["command"], rows, data.get("extra") or {})
+        return cls(data["device"], data["versions"], data["command"], rows, data["extra"])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Record:
         """Read a record from a JSON file."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         except (UnicodeDecodeError, ValueError, RecursionError) as error:
             raise FileFormatError(f"{os.fspath(path)}: not JSON: {error}") from error
         return cls.from_json(data, os.fspath(path))
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
 
 
 def _expect_types(data: dict[str, Any], types: dict[str, type], where: str) -> None:
@@ -182,7 +199,10 @@ def _row(data: Any, where: str) -> Row:
                 raise FileFormatError(f"{where}: {spec.name!r} must be a list of whole numbers")
         elif not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise FileFormatError(f"{where}: {spec.name!r} must be {text}, got {value!r}")
-    return Row(**data)
+    try:
+        return Row(**data)
+    except FileFormatError as error:
+        raise FileFormatError(f"{where}: {error}") from error
 
 
 def _check_names(data: dict[str, Any], known: Iterable[str], where: str) -> None:
