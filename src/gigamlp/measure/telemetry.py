@@ -25,7 +25,7 @@ __all__ = [
     "versions",
 ]
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
 
 
 # ---- which device ---------------------------------------------------------------------------------------------------
