@@ -11,6 +11,7 @@ __all__ = ["engine", "engine_names"]
 
 # name -> "module:class"; imported when it is asked for, so that listing engines costs nothing
 _ENGINES = {
+    "numpy": "gigamlp.engines.numpy_forward:NumpyForward",
     "torch_eager": "gigamlp.engines.torch_eager:TorchEager",
     "torch_graph": "gigamlp.engines.torch_graph:TorchGraph",
     "torch_compile": "gigamlp.engines.torch_compile:TorchCompile",

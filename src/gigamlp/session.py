@@ -1,0 +1,336 @@
+"""The Session: an MLP and a Plan that answer any number of rows, from any kind of memory, with owned answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gigamlp.choice import Choice, from_engine, from_plan
+from gigamlp.errors import DeviceError, InvalidInput
+from gigamlp.inputs import Rows, as_rows, check_values, target_dtype
+from gigamlp.ladder import Ladder, Rung
+from gigamlp.mlp import MLP
+from gigamlp.outputs import allocate, check_out, label_tensor
+from gigamlp.plan import Plan
+from gigamlp.runners import Runners
+from gigamlp.spec import Variant
+
+__all__ = ["Session"]
+
+Array = NDArray[Any]
+
+
+class Session:
+    """Run an MLP on any number of rows.
+
+    Rows may be NumPy, torch (CPU or CUDA), anything with DLPack, or what ``np.asarray`` reads. The answers are of the
+    same kind, on the same device and stream, in memory that the caller owns: a later call never changes them. DLPack
+    rows on the host give NumPy, on CUDA torch.
+
+    Parameters
+    ----------
+    mlp : MLP
+    plan : Plan, optional
+        From `gigamlp.optimize`. Without one, the engine is ``torch_eager`` in float32 if torch is installed, else
+        ``numpy``; `explain` says which.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. ``"auto"`` is the Plan's device, else a GPU if there is one.
+    engine : str, optional
+        Without a Plan: run this engine. It is an error if it cannot run.
+    variant : Variant or dict, optional
+        Without a Plan: the engine's options.
+    batch : int or sequence of int, optional
+        Without a Plan: the batch sizes that rows are cut into.
+    input_dtype : str, optional
+        Run all rows in this dtype. Rows are rounded to float16, bfloat16 or float32; uint8 and int8 take whole numbers
+        in range only. Default: the rows' own dtype, or one that holds all its values.
+    threads : int, optional
+        Without a Plan: CPU threads.
+    check_finite : bool, optional
+        Whether rows are searched for NaN, infinities and numbers beyond the range of the dtype they run in. Default:
+        rows on the host are, rows on CUDA are not, as that has to wait for the device.
+    retune : bool
+        If the Plan was made for another model, machine or version, tune again (seconds to minutes) instead of refusing.
+
+    Raises
+    ------
+    PlanMismatch
+        If the Plan does not hold for this MLP or machine.
+    Unsupported
+        If a named engine cannot run here.
+    DeviceError, InvalidInput
+        If an argument cannot be used.
+
+    Notes
+    -----
+    Threads may share a Session; batches are then run one at a time. Rows on the host are done when a call returns. Rows
+    on CUDA are queued on the current stream and nothing is waited for.
+
+    int32, int64 and float64 rows run as float32: whole numbers beyond 2**24 and float64 are rounded to the nearest
+    float32.
+
+    Examples
+    --------
+    >>> import numpy as np, gigamlp as gm
+    >>> mlp = gm.MLP([gm.Layer([[1.0, 0.0], [0.0, 1.0]])], classes=["left", "right"])
+    >>> with gm.Session(mlp, device="cpu") as session:
+    ...     session.predict(np.array([[3, 1], [1, 3], [9, 0]], dtype=np.uint8))
+    array(['left', 'right', 'left'], dtype='<U5')
+    """
+
+    def __init__(
+        self,
+        mlp: MLP,
+        plan: Plan | None = None,
+        *,
+        device: str = "auto",
+        engine: str | None = None,
+        variant: Variant | Mapping[str, Any] | None = None,
+        batch: int | Sequence[int] | None = None,
+        input_dtype: str | None = None,
+        threads: int | None = None,
+        check_finite: bool | None = None,
+        retune: bool = False,
+    ) -> None:
+        if not isinstance(mlp, MLP):
+            raise InvalidInput(f"a Session runs an MLP, got a {type(mlp).__name__}; gigamlp.load reads one from a file")
+        if plan is not None and not isinstance(plan, Plan):
+            raise InvalidInput(f"plan must be a Plan or None, got a {type(plan).__name__}; Plan.load reads a file")
+        self.mlp = mlp
+        self._choice: Choice
+        if plan is None:
+            options = Variant.from_json(variant) if isinstance(variant, Mapping) else variant
+            self._choice = from_engine(mlp, device, engine=engine, variant=options, batch=batch, threads=threads)
+        else:
+            own = {"engine": engine, "variant": variant, "batch": batch, "threads": threads}
+            named = [name for name, value in own.items() if value is not None]
+            if named:
+                raise InvalidInput(f"the plan decides about {', '.join(named)}; leave that out, or leave out the plan")
+            self._choice = from_plan(mlp, plan, device, retune=retune)
+        self.device: str = self._choice.device
+        self._asked_dtype = input_dtype
+        if input_dtype is not None and input_dtype not in self._choice.dtypes:
+            raise InvalidInput(f"input_dtype must be one of {', '.join(self._choice.dtypes)}, got {input_dtype!r}")
+        self._check_finite = check_finite
+        self._ladders: dict[tuple[str, str], Ladder] = {}
+        self._runners = Runners(mlp, self.device)
+        self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
+        self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
+        self._pid = os.getpid()
+
+    # ---- answers --------------------------------------------------------------------------------------------------
+
+    def predict(self, x: Any, *, out: Any = None) -> Any:
+        """Return the answer for each row of `x`.
+
+        Parameters
+        ----------
+        x : array_like, shape [n, features]
+        out : array or tensor of the kind and device of `x`, optional
+            Where the answers go, of exactly their shape and dtype; it is returned. Without it they are new memory.
+
+        Returns
+        -------
+        ndarray or torch.Tensor
+            Class labels [n] for ``softmax`` and ``sigmoid``, int64 indicators [n, outputs] for ``multilabel``, float32
+            [n] or [n, outputs] for ``regression``.
+
+        Raises
+        ------
+        InvalidInput
+            If the rows or `out` cannot be used, or the labels are strings and the rows are a tensor: use `class_ids`.
+        """
+        rows, mlp = self._rows(x), self.mlp
+        n, k = len(rows), mlp.outputs
+        if mlp.head == "regression":
+            answers = self._destination(out, rows, (n,) if k == 1 else (n, k), "float32")
+            self._run(rows, "logits", answers[:, None] if k == 1 else answers)
+            return answers
+        if mlp.head == "multilabel":
+            answers = self._destination(out, rows, (n, k), "int64")
+            answers[...] = self._run(rows, "logits", allocate(rows, (n, k), "float32")) > 0
+            return answers
+        assert mlp.classes is not None  # the other heads have classes
+        if rows.kind == "torch" and mlp.classes.dtype.kind in "US":
+            raise InvalidInput("class labels are strings, which a tensor cannot hold: use class_ids(x), or NumPy rows")
+        dtype = "int64" if rows.kind == "torch" else mlp.classes.dtype.str
+        if self._plain:
+            return self._run(rows, "class", self._destination(out, rows, (n,), dtype))
+        if out is not None:
+            check_out(out, rows, (n,), dtype)
+        ids = self._run(rows, "class", allocate(rows, (n,), "int64"))
+        labels = mlp.classes[ids] if rows.kind == "numpy" else label_tensor(mlp.classes, ids, self._labels)[ids]
+        if out is None:
+            return labels
+        out[...] = labels
+        return out
+
+    def class_ids(self, x: Any, *, out: Any = None) -> Any:
+        """Return the int64 class index [n] of each row of `x`; ties go to the lowest index. See `predict` for `out`."""
+        rows = self._rows(x)
+        if self.mlp.head not in ("softmax", "sigmoid"):
+            raise InvalidInput(f"head {self.mlp.head!r} has no single class per row; use predict or logits")
+        return self._run(rows, "class", self._destination(out, rows, (len(rows),), "int64"))
+
+    def predict_proba(self, x: Any, *, out: Any = None) -> Any:
+        """Return float32 probabilities [n, classes] of the rows of `x`; not for ``regression``.
+
+        See `predict` for `out`.
+        """
+        rows, mlp = self._rows(x), self.mlp
+        if mlp.head == "regression":
+            raise InvalidInput("head 'regression' has no probabilities; use predict or logits")
+        width = 2 if mlp.head == "sigmoid" else mlp.outputs
+        return self._run(rows, "proba", self._destination(out, rows, (len(rows), width), "float32"))
+
+    def logits(self, x: Any, *, out: Any = None) -> Any:
+        """Return float32 logits [n, outputs] of the rows of `x`, whatever dtype the engine computes in.
+
+        See `predict` for `out`.
+        """
+        rows = self._rows(x)
+        return self._run(rows, "logits", self._destination(out, rows, (len(rows), self.mlp.outputs), "float32"))
+
+    # ---- words ----------------------------------------------------------------------------------------------------
+
+    def explain(self, rows: int | None = None, *, input_dtype: str | None = None, output: str = "class") -> str:
+        """Say what runs: for `rows` rows the exact cut, else all batches there are.
+
+        Parameters
+        ----------
+        rows : int, optional
+        input_dtype : str, optional
+            Default: all that the Session runs.
+        output : {"class", "margin", "logits", "proba"}
+            ``class`` means ``logits`` for heads that have no class.
+
+        Examples
+        --------
+        >>> import gigamlp as gm
+        >>> mlp = gm.MLP([gm.Layer([[1.0, 0.0], [0.0, 1.0]])], name="toy")
+        >>> with gm.Session(mlp, device="cpu", engine="numpy", batch=(1, 64)) as session:
+        ...     print(session.explain(129, input_dtype="uint8"))
+        Session for 'toy' on cpu; engine 'numpy', as asked for
+        uint8 -> class, 129 rows:
+          2 x batch 64    numpy op=matmul
+          1 x batch 1     numpy op=matmul
+        """
+        if rows is not None and rows < 0:
+            raise InvalidInput(f"rows must be >= 0, got {rows}")
+        if output == "class" and self.mlp.head not in ("softmax", "sigmoid"):
+            output = "logits"
+        lines = [f"Session for {self.mlp.name!r} on {self.device}; {self._choice.title}"]
+        asked = input_dtype or self._asked_dtype
+        for dtype in (asked,) if asked else self._choice.dtypes:
+            ladder = self._ladder(dtype, output)
+            if rows is None:
+                lines.append(f"{dtype} -> {output}:")
+                lines += [f"  batch {_words(rung)}" for rung in ladder.rungs]
+                continue
+            lines.append(f"{dtype} -> {output}, {rows:,} rows:")
+            for piece in ladder.cut(rows):
+                unused = piece.runs * piece.rung.batch - piece.rows
+                tail = f", the last with {unused:,} rows of padding" if unused else ""
+                lines.append(f"  {piece.runs:,} x batch {_words(piece.rung)}{tail}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._runners.closed else ""
+        return f"Session({self.mlp!r}, device={self.device!r}, {self._choice.title}{state})"
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free all buffers and graphs, once the work that uses them is done. Closing twice is no error."""
+        if os.getpid() == self._pid:
+            self._runners.close()
+        self._runners.closed = True
+        self._labels.clear()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_alive(self) -> None:
+        if self._runners.closed:
+            raise InvalidInput("this session is closed; make a new Session")
+        if os.getpid() == self._pid:
+            return
+        if self.device != "cpu":
+            raise DeviceError(
+                f"this session on {self.device} was made in process {self._pid}, and CUDA does not survive a fork: "
+                "make the Session in the child process, and start that with multiprocessing's 'spawn' method"
+            )
+        self._pid = os.getpid()
+        self._runners.renew_lock()
+
+    # ---- rows in --------------------------------------------------------------------------------------------------
+
+    def _rows(self, x: Any) -> Rows:
+        self._check_alive()
+        rows = as_rows(x, self.mlp)
+        if rows.device not in ("cpu", self.device):
+            raise InvalidInput(
+                f"rows are on {rows.device}, but this session runs on {self.device}: pass x.to({self.device!r}), or "
+                f"make a Session(..., device={rows.device!r})"
+            )
+        return rows
+
+    def _destination(self, out: Any, rows: Rows, shape: tuple[int, ...], dtype: str) -> Any:
+        if out is None:
+            return allocate(rows, shape, dtype)
+        check_out(out, rows, shape, dtype)
+        return out
+
+    def _ladder(self, dtype: str, output: str) -> Ladder:
+        ladder = self._ladders.get((dtype, output))
+        if ladder is None:
+            ladder = self._ladders[dtype, output] = self._choice.ladder(dtype, output)
+        return ladder
+
+    # ---- the run --------------------------------------------------------------------------------------------------
+
+    def _run(self, rows: Rows, output: str, answers: Any) -> Any:
+        """Fill `answers` (of the kind and device of `rows`) and return it."""
+        dtype = self._asked_dtype or target_dtype(rows, self._choice.dtypes)
+        finite = rows.device == "cpu" if self._check_finite is None else self._check_finite
+        check_values(rows, dtype, self.mlp, finite=finite)
+        pieces = self._ladder(dtype, output).cut(len(rows))
+        if not pieces:
+            return answers
+        x = rows.data
+        ready = rows.dtype == dtype and _is_plain(x)
+        if rows.device != "cpu":
+            self._runners.on_device(x, ready, pieces, answers)
+            return answers
+        host = answers if isinstance(answers, np.ndarray) else answers.numpy()
+        target = host if _is_plain(host) else np.empty(host.shape, host.dtype)
+        if self.device == "cpu":
+            self._runners.on_host(x, ready, pieces, target)
+        else:
+            self._runners.through_pinned(x, pieces, target)
+        if target is not host:
+            host[...] = target
+        return answers
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether rows lie in memory as a runner reads them: contiguous, aligned, native byte order."""
+    if not isinstance(x, np.ndarray):
+        return bool(x.is_contiguous())
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
+
+
+def _words(rung: Rung) -> str:
+    variant = "" if rung.variant is None else f" {rung.variant.label}"
+    cost = "" if rung.planned_us is None else f", {rung.planned_us:,.1f} us by the plan"
+    return f"{rung.batch:<5} {rung.engine}{variant}{cost}"
