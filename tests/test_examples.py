@@ -36,6 +36,7 @@ def test_tune_for_this_machine(tmp_path, capsys):
     assert "100.0% of the answers" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # measures the machine's roofs and cold inputs: 10 seconds
 def test_read_a_record(tmp_path, capsys):
     record = load("read_a_record").main(tmp_path, repeats=5)
     assert {(row.batch, row.residence) for row in record.rows} == {(b, r) for b in (1024,) for r in ("hot", "cold")}

@@ -337,6 +337,7 @@ def test_sources():
     assert source(row(quoted=True)) == "quoted: origin not given"
     assert source(Row(name="x", note="not measured: why; and so")) == "not measured: why; and so"
     assert source(BARE) == "not measured"
+    assert footnotes([Row(name="x", note="not measured: a; b: c")]) == (["not measured [1]"], ["a; b: c"])
     rows = [row(), row(quoted=True, note="n"), row(quoted=True, note="n"), row(note="few; odd"), BARE]
     assert footnotes(rows) == (
         ["measured", "quoted [1]", "quoted [1]", "measured [2]", "not measured"],

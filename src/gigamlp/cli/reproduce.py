@@ -106,5 +106,8 @@ def _show(record: Record, context: Context) -> None:
     context.show(rows_table(f"The article's table: measured on {where}, beside quoted", article, context.out, ARTICLE))
     if others:
         context.show(rows_table("Cold, from raw bytes, from host memory", others, context.out, SPLIT))
+    missing = sum(r.samples_per_s is None and not r.quoted for r in record.rows)
+    if missing:
+        context.note(f"{missing} rows were not measured; their notes say why", style="yellow")
     if "seconds" in record.extra:
         context.note(f"{record.extra['seconds']:.0f} s")

@@ -56,7 +56,7 @@ def rows_table(title: str, rows: Sequence[Row], console: Console, columns: Seque
 
 def _table(title: str, rows: Sequence[Row], used: Sequence[Column]) -> tuple[Table, list[str]]:
     sources, notes = footnotes(rows)
-    with_source = set(sources) > {"measured"} or len(set(sources)) > 1
+    with_source = set(sources) != {"measured"}
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold")
     for index, column in enumerate(used):
         table.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold")

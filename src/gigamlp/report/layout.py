@@ -81,7 +81,8 @@ def footnotes(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     notes: list[str] = []
     cells = []
     for row in rows:
-        word, _, note = source(row).replace("; ", ": ", 1).partition(": ")
+        text = source(row)
+        word, _, note = text.partition("; " if text.startswith("measured") else ": ")
         if note and note not in notes:
             notes.append(note)
         cells.append(f"{word} [{notes.index(note) + 1}]" if note else word)
