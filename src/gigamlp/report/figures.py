@@ -15,7 +15,7 @@ from gigamlp.report.layout import clean, labels, percent, row_of_samples, source
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["accuracy_figure", "latency_figure", "require_matplotlib", "throughput_figure"]
+__all__ = ["BARS_MAX", "CURVES_MAX", "accuracy_figure", "latency_figure", "require_matplotlib", "throughput_figure"]
 
 BARS_MAX = 24
 CURVES_MAX = 8

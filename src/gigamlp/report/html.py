@@ -14,7 +14,14 @@ from gigamlp._atomic import write_text
 from gigamlp.errors import InvalidInput
 from gigamlp.plan import Candidate, Plan, objective
 from gigamlp.record import Record, Row
-from gigamlp.report.figures import accuracy_figure, latency_figure, require_matplotlib, throughput_figure
+from gigamlp.report.figures import (
+    BARS_MAX,
+    CURVES_MAX,
+    accuracy_figure,
+    latency_figure,
+    require_matplotlib,
+    throughput_figure,
+)
 from gigamlp.report.layout import (
     ALL,
     ARTICLE,
@@ -128,7 +135,8 @@ def _record(record: Record, prefix: str, *, alone: bool) -> list[str]:
     out.append(
         _figure(
             throughput_figure(record, f"{prefix}-throughput"),
-            "Samples per second of each row and, where known, the most that this machine’s measured limits allow.",
+            f"Samples per second of the rows of more than one row a batch (the {BARS_MAX} quickest if there are more) and, "
+            "where known, the most that this machine’s measured limits allow.",
             "No row has a throughput.",
         )
     )
@@ -144,7 +152,8 @@ def _record(record: Record, prefix: str, *, alone: bool) -> list[str]:
     out.append(
         _figure(
             latency_figure(record, f"{prefix}-latency"),
-            "From issue to answer, synchronised each time.",
+            f"From issue to answer, synchronised each time; the {CURVES_MAX} quickest rows, batch 1 first, where there are "
+            "samples of each call.",
             "No latency was recorded.",
         )
     )
