@@ -135,8 +135,8 @@ def _record(record: Record, prefix: str, *, alone: bool) -> list[str]:
     out.append(
         _figure(
             throughput_figure(record, f"{prefix}-throughput"),
-            f"Samples per second of the rows of more than one row a batch (the {BARS_MAX} quickest if there are more) and, "
-            "where known, the most that this machine’s measured limits allow.",
+            f"Samples per second of the rows of more than one row a batch (the {BARS_MAX} quickest if there are more), "
+            "and, where known, the most that this machine’s measured limits allow.",
             "No row has a throughput.",
         )
     )
@@ -152,8 +152,8 @@ def _record(record: Record, prefix: str, *, alone: bool) -> list[str]:
     out.append(
         _figure(
             latency_figure(record, f"{prefix}-latency"),
-            f"From issue to answer, synchronised each time; the {CURVES_MAX} quickest rows, batch 1 first, where there are "
-            "samples of each call.",
+            f"From issue to answer, synchronised each time; the {CURVES_MAX} quickest rows, batch 1 first, where "
+            "there are samples of each call.",
             "No latency was recorded.",
         )
     )
