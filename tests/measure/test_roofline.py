@@ -22,8 +22,10 @@ ROOFS = Roofs(read_bytes_s=100.0, copy_bytes_s=80.0, macs_s={"float32": 1000.0, 
         (200, 3000, "float32", False, 3.0),  # compute bound
         (200, 3000, "int8", False, 2.0),  # the same work, four times the matrix rate
         (200, 1000, "float32", True, 1.0),  # in cache only the compute roof counts
-        (200, 1000, "bfloat16", False, 2.0),  # no rate for that dtype: only memory limits
-        (200, 1000, "bfloat16", True, None),  # nothing that was measured limits
+        (200, 3000, "bfloat16", False, 3.0),  # no rate of its own: computed as float32
+        (200, 3000, "float16", True, 3.0),
+        (200, 1000, "float64", False, 2.0),  # no rate for that dtype: only memory limits
+        (200, 1000, "float64", True, None),  # nothing that was measured limits
         (0, 1000, "float32", False, 1.0),
         (200, 0, "float32", True, None),
         (0, 0, "float32", False, None),

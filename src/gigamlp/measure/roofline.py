@@ -60,7 +60,8 @@ class Roofs:
         macs : float
             Multiply-accumulates.
         dtype : str
-            What they are computed in. One without a measured rate sets no compute limit.
+            What they are computed in. float16 and bfloat16 without a rate of their own are limited by float32's, as
+            hardware without that path computes them so; any other dtype without a rate sets no compute limit.
         in_cache : bool
             The working set fits the last-level cache: memory bandwidth then is no limit.
         """
@@ -69,8 +70,11 @@ class Roofs:
         floors = []
         if not in_cache and bytes_moved:
             floors.append(bytes_moved / self.read_bytes_s)
-        if macs and dtype in self.macs_s:
-            floors.append(macs / self.macs_s[dtype])
+        rate = self.macs_s.get(dtype)
+        if rate is None and dtype in ("float16", "bfloat16"):
+            rate = self.macs_s.get("float32")
+        if macs and rate is not None:
+            floors.append(macs / rate)
         return max(floors, default=None)
 
     def to_json(self) -> dict[str, Any]:
