@@ -160,7 +160,8 @@ print(len(children))
 
 @compiles
 @pytest.mark.slow
-def test_a_disabled_compiler_is_an_error_not_eager():
+@pytest.mark.parametrize("switch", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_a_disabled_compiler_is_an_error_not_eager(switch):
     code = """
 import numpy as np
 
@@ -173,7 +174,7 @@ try:
 except Unsupported as error:
     print(error.reason)
 """
-    env = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
+    env = {**os.environ, switch: "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120, check=True
     )

@@ -132,7 +132,7 @@ def test_replays_run_on_the_callers_stream():
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # about 25 ms: a replay on any other stream would overtake the copy
+        torch.cuda._sleep(200_000_000)  # about 0.1 s: a replay on any other stream would overtake the copy
         runner.input.copy_(x)
         mine = runner.run(runner.input).clone()
         late = torch.cuda.Event()
@@ -195,9 +195,11 @@ def test_other_threads_may_allocate_during_a_capture():
     stop = threading.Event()
 
     def churn():
-        while not stop.is_set():
-            torch.empty(1 << 20, device="cuda:0")
-            torch.cuda.empty_cache()
+        held = []
+        while not stop.is_set():  # each one is new memory from the driver
+            held.append(torch.empty(3 << 20, device="cuda:0"))
+            if len(held) == 500:
+                held.clear()
 
     thread = threading.Thread(target=churn)
     thread.start()
@@ -238,5 +240,7 @@ def test_a_replay_is_one_launch():
         runner.run(runner.input)
         torch.cuda.synchronize()
     calls = {event.key: event.count for event in profile.key_averages()}
+    if not calls:
+        pytest.skip("the profiler may not see CUDA calls on this machine")
     assert calls.get("cudaGraphLaunch") == 1
     assert not any("cudaLaunchKernel" in key or "Memcpy" in key for key in calls)

@@ -15,6 +15,8 @@ from gigamlp.errors import Unsupported
 
 __all__ = ["CompiledForward", "compile_net"]
 
+NOTHING_COMPILED = "torch.compile is turned off and compiled nothing; unset TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE"
+
 _serial = count()
 
 
@@ -66,8 +68,11 @@ def compile_net(net: Net, mode: str, *, threads: int | None, own_outputs: bool) 
     Unsupported
         If nothing was compiled, as when ``TORCHDYNAMO_DISABLE`` is set: running eager under this name would be a lie.
     """
+    from torch._dynamo import config as dynamo_config
     from torch._inductor import config
 
+    if dynamo_config.disable:
+        raise Unsupported(NOTHING_COMPILED)
     function = FunctionType(_own_code(PureForward.forward.__code__), PureForward.forward.__globals__)
     recorder = _Recorder(mode)
     traced = torch.compile(MethodType(function, PureForward(net)), backend=recorder, fullgraph=True, dynamic=False)
@@ -113,15 +118,17 @@ class _Recorder:
         code, inputs, outputs = self._code, self._inputs, self._outputs
         self._inputs, self._outputs = (), ()  # Inductor's own graphs must not find them alive
         if code is None:
-            raise Unsupported("torch.compile compiled nothing; is TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE set?")
+            raise Unsupported(NOTHING_COMPILED)
         places = [index for index, tensor in enumerate(inputs) if tensor is x]
         if len(places) != 1:
             raise Unsupported(
                 f"the compiled code takes the rows {len(places)} times; this torch is not known to gigamlp"
             )
-        before, after = inputs[: places[0]], inputs[places[0] + 1 :]
         wanted = y if isinstance(y, tuple) else (y,)
-        order = [next(index for index, tensor in enumerate(outputs) if tensor is part) for part in wanted]
+        order = [index for part in wanted for index, tensor in enumerate(outputs) if tensor is part]
+        if len(places) != 1 or len(order) != len(wanted):
+            raise Unsupported(f"torch {torch.__version__} hands rows or answers to compiled code in an unknown way")
+        before, after = inputs[: places[0]], inputs[places[0] + 1 :]
         if isinstance(y, torch.Tensor):
             only = order[0]
             return lambda rows: code(*before, rows, *after)[only]

@@ -5,6 +5,7 @@ This module needs torch.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -272,6 +273,8 @@ def capture(
                 work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # collecting another runner now would synchronise, which a capture does not survive
         torch._C._cuda_clearCublasWorkspaces()
         try:
             # thread_local: what other threads of the process do meanwhile is no business of this capture
@@ -279,6 +282,8 @@ def capture(
                 output = work()
         finally:
             torch._C._cuda_clearCublasWorkspaces()
+            if collecting:
+                gc.enable()
         torch.cuda.synchronize()
     return graph, output, stream
 
