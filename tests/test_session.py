@@ -711,6 +711,31 @@ def test_a_cpu_session_survives_a_fork(mlp: gm.MLP) -> None:
     session.close()
 
 
+def test_torch_defaults_of_the_caller_do_not_matter(mlp: gm.MLP) -> None:
+    x = rows(900, "float32")
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"), gm.Session(mlp, device="cpu", batch=BATCH) as session:
+            close(session.logits(x), mlp, x)
+            assert session.predict_proba(torch.from_numpy(x)).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def test_autograd_modes_of_the_caller_do_not_matter(mlp: gm.MLP) -> None:
+    """Runners that were built in inference mode run outside of it, and answers are ordinary tensors."""
+    x = torch.from_numpy(rows(11, "float32"))
+    with gm.Session(mlp, device="cpu", batch=BATCH) as session:
+        with torch.inference_mode():
+            session.logits(x)
+        z = session.logits(x)
+        assert not z.is_inference()
+        assert not z.requires_grad
+        with torch.autocast("cpu", torch.bfloat16):
+            close(session.logits(x), mlp, x.numpy())
+
+
 def test_without_torch() -> None:
     """NumPy rows need neither torch nor a trace of it."""
     code = """

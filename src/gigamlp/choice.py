@@ -45,6 +45,11 @@ class Choice(Protocol):
         ...
 
     @property
+    def engines(self) -> tuple[str, ...]:
+        """Names of the engines that run."""
+        ...
+
+    @property
     def title(self) -> str:
         """Where the choice comes from, in a few words."""
         ...
@@ -69,6 +74,11 @@ class PlanChoice:
     def dtypes(self) -> tuple[str, ...]:
         """Input dtypes that have a winner."""
         return tuple(dict.fromkeys(c.spec.input_dtype for c in self.winners))
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Names of the engines that won."""
+        return tuple(dict.fromkeys(c.engine for c in self.winners))
 
     @property
     def title(self) -> str:
@@ -163,6 +173,11 @@ class EngineChoice:
     threads: int | None = None
 
     @property
+    def engines(self) -> tuple[str, ...]:
+        """The engine's name."""
+        return (self.engine.name,)
+
+    @property
     def title(self) -> str:
         """Where the choice comes from."""
         return f"engine {self.engine.name!r}, {'as asked for' if self.named else 'the default without a plan'}"
@@ -190,10 +205,17 @@ class EngineChoice:
         cpu = self.device == "cpu"
         return default_batches(
             bytes_per_row=mlp.features * _ITEM[input_dtype] + 4 * hidden,
-            memory=_CPU_MEMORY if cpu else _CUDA_MEMORY,
+            memory=_CPU_MEMORY if cpu else _cuda_memory(self.device),
             largest=_CPU_LARGEST if cpu else _CUDA_LARGEST,
             step=32 if self.engine.compiles else 4,  # each size of a compiling engine costs seconds
         )
+
+
+def _cuda_memory(device: str) -> int:
+    """Bytes that the largest batch may take: all smaller ones, for each dtype and output used, come on top."""
+    import torch
+
+    return min(_CUDA_MEMORY, torch.cuda.get_device_properties(device).total_memory // 16)
 
 
 def from_engine(

@@ -117,6 +117,7 @@ class Session:
         if input_dtype is not None and input_dtype not in self._choice.dtypes:
             raise InvalidInput(f"input_dtype must be one of {', '.join(self._choice.dtypes)}, got {input_dtype!r}")
         self._check_finite = check_finite
+        self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
         self._ladders: dict[tuple[str, str], Ladder] = {}
         self._runners = Runners(mlp, self.device)
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
@@ -303,7 +304,7 @@ class Session:
         """Fill `answers` (of the kind and device of `rows`) and return it."""
         dtype = self._asked_dtype or target_dtype(rows, self._choice.dtypes)
         finite = rows.device == "cpu" if self._check_finite is None else self._check_finite
-        check_values(rows, dtype, self.mlp, finite=finite)
+        check_values(rows, dtype, self.mlp, finite=finite, by_torch=self._by_torch)
         pieces = self._ladder(dtype, output).cut(len(rows))
         if not pieces:
             return answers

@@ -64,7 +64,7 @@ class _Slot:
     def __init__(self, size: int) -> None:
         import torch
 
-        self.buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         make: Any = torch.cuda.Event  # its typed signature differs between torch versions
         self.event = make()
 
