@@ -304,7 +304,7 @@ def _accumulate(
     progress: Progress | None,
 ) -> GramStats:
     scale, offset = (torch.as_tensor(np.asarray(part, np.float32)).to(device) for part in _mlp_input(found.scaling()))
-    weight = torch.from_numpy(np.ascontiguousarray(layer.weight.T)).to(device)
+    weight = torch.from_numpy(layer.weight.T.copy(order="C")).to(device)
     bias = torch.from_numpy(np.array(layer.bias)).to(device)
     activation = ACTIVATE[layer.activation]
     stats = empty_stats(weight.shape[1], len(found.classes), device)

@@ -131,9 +131,10 @@ def pack(layout: Layout, layers: Sequence[tuple[Array, Array | None]]) -> Array:
     flat = torch.zeros(layout.size)
     for index, (matrix, (weight, bias)) in enumerate(zip(layout.views(flat), layers, strict=True)):
         out, inputs = weight.shape
-        matrix[:inputs, :out] = torch.from_numpy(np.asarray(weight, np.float32).T.copy())
-        if bias is not None:
-            matrix[inputs, :out] = torch.from_numpy(np.asarray(bias, np.float32).copy())
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and training refuses that
+            matrix[:inputs, :out] = torch.from_numpy(weight.T.astype(np.float32))
+            if bias is not None:
+                matrix[inputs, :out] = torch.from_numpy(bias.astype(np.float32))
         if index == layout.depth - 1:
             matrix[inputs, out:] = _SILENT
     return flat.numpy()

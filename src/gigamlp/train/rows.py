@@ -83,11 +83,12 @@ class RowStats:
         if self.bytes_only:
             return Scaling(_BYTE_STEP, self.mean)
         spread = np.maximum(np.sqrt(self.variance), (self.maximum - self.minimum) / 8)
-        scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0).astype(np.float32)
-        if not np.isfinite(scale).all():
-            bad = int(np.flatnonzero(~np.isfinite(scale))[0])
-            raise DataError(f"feature {bad} varies by {spread[bad]:.3g} only; multiply it to a size near 1 first")
-        return Scaling(scale.astype(np.float64), self.mean)
+        usable = (spread == 0) | ((spread > 1e-30) & (spread < 1e30))  # 1 / spread is then an ordinary float32
+        if not usable.all():
+            bad = int(np.flatnonzero(~usable)[0])
+            raise DataError(f"feature {bad} varies by {spread[bad]:.3g}; scale it to a size near 1 first")
+        scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)
+        return Scaling(scale.astype(np.float32).astype(np.float64), self.mean)
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def scan(source: Source, chunk_rows: int = 8192) -> RowStats:
     if classes is None:
         raise DataError("there are no training rows")
     if len(classes) < 2:
-        raise DataError(f"all labels are {classes[0]!r}; a classifier needs at least two classes")
+        raise DataError(f"all labels are {classes[0].item()!r}; a classifier needs at least two classes")
     variance = np.maximum(squares / rows - (total / rows) ** 2, 0)
     return RowStats(rows, len(total), shift + total / rows, variance, minimum, maximum, bytes_only, classes)
 
@@ -252,5 +253,5 @@ def encode_labels(y: Array, classes: Array) -> NDArray[np.int64]:
     ids = order[where]
     if len(y) and not np.array_equal(classes[ids], y):
         bad = int(np.flatnonzero(classes[ids] != y)[0])
-        raise DataError(f"label {y[bad]!r} of row {bad} is not one of the {len(classes)} classes")
+        raise DataError(f"label {y[bad].item()!r} of row {bad} is not one of the {len(classes)} classes")
     return np.asarray(ids, dtype=np.int64)
