@@ -23,6 +23,7 @@ from gigamlp.tune import Effort, try_candidates
 __all__ = ["bench"]
 
 Progress = Callable[[int, int, str], None]
+GATE_ROWS = 5000
 
 
 def bench(
@@ -38,6 +39,7 @@ def bench(
     device: str = "auto",
     repeats: int = 7,
     full: bool = False,
+    max_disagreement: float = 0.001,
     command: str = "gigamlp.bench.bench",
     progress: Progress | None = None,
 ) -> Record:
@@ -59,6 +61,8 @@ def bench(
         Timed repeats per row.
     full : bool
         Try every variant of each engine, not only the promising ones.
+    max_disagreement : float
+        Variants are timed that give another class than the float32 model for at most this share of the first rows.
     command : str
         What the record says was run.
     progress : callable, optional
@@ -95,7 +99,7 @@ def bench(
     for index, spec in enumerate(specs):
         if progress is not None:
             progress(index, len(specs), spec.label)
-        x, targets, gate = _rows(mlp, spec, data)
+        x, targets, gate = _rows(mlp, spec, data, max_disagreement)
         jobs = finder.jobs(spec, gate, roofs.cache_bytes)
         if jobs:
             done = measure_jobs(jobs, x, targets, clock, roofs, repeats=repeats, cache_bytes=roofs.cache_bytes)
@@ -110,7 +114,9 @@ def bench(
     return Record(device_info(place), versions(), command, rows, extra)
 
 
-def _rows(mlp: MLP, spec: Spec, data: tuple[ArrayLike, ArrayLike | None] | None) -> tuple[Any, Any, Gate]:
+def _rows(
+    mlp: MLP, spec: Spec, data: tuple[ArrayLike, ArrayLike | None] | None, max_disagreement: float
+) -> tuple[Any, Any, Gate]:
     """Return the rows to feed, their class indices, and the gate that a variant must pass to be timed."""
     if data is None:
         rows = probe_rows(mlp, spec.input_dtype, rows=max(512, min(spec.batch, 8192)))
@@ -125,7 +131,7 @@ def _rows(mlp: MLP, spec: Spec, data: tuple[ArrayLike, ArrayLike | None] | None)
             )
         x = cast
     # the gate only has to find sound variants quickly; the accuracy of a row comes from all the rows
-    return x, targets, make_gate(mlp, spec.input_dtype, (x[:2000], None), max_disagreement=0.01)
+    return x, targets, make_gate(mlp, spec.input_dtype, (x[:GATE_ROWS], None), max_disagreement=max_disagreement)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,9 @@ class _Story:
         self.deadline = self.began + settings.budget_s
         self._progress = progress
         self.say(0, "reading MNIST")
-        x, y, self.x_test, self.y_test = load_mnist() if data is None else data
+        x, y, x_test, y_test = load_mnist() if data is None else data
+        self.x_test: Array = x_test
+        self.y_test: Array = y_test
         rows = min(settings.holdout, len(x) // 6)
         self.x_fit, self.y_fit, self.x_val, self.y_val = hold_out(x, y, rows=rows, seed=seed)
         self.models: dict[str, MLP] = {}

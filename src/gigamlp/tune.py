@@ -13,6 +13,7 @@ from gigamlp.engines.registry import engine as get_engine
 from gigamlp.engines.registry import engine_names
 from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
 from gigamlp.measure.clock import Clock, clock_for
+from gigamlp.measure.stats import percentile
 from gigamlp.measure.timing import Throughput, latency, throughput
 from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate, Plan
@@ -22,6 +23,7 @@ from gigamlp.trial import Gate, fill, judge, launch, make_gate
 __all__ = ["Effort", "guard_rail", "optimize", "try_candidates"]
 
 Progress = Callable[[int, int, str], None]
+LATENCY_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def try_candidates(
     engines : sequence of str, optional
         Only these; one that cannot run on the device raises `Unsupported`.
     deadline : float, optional
-        ``clock.now()`` after which no further candidate is started.
+        ``clock.now()`` after which no further candidate is started, once one of its kind is good enough to compete.
     progress : callable, optional
     find : callable
         How an engine is found by its name.
@@ -230,7 +232,8 @@ def try_candidates(
         return [again.pop((c.engine, c.variant), c) for c in out] + rejected + list(again.values())
 
 
-_Built = dict[tuple[str, Variant], tuple[Runner, Candidate]]
+_Key = tuple[str, Variant]
+_Built = dict[_Key, tuple[Runner, Candidate]]
 
 
 @dataclass
@@ -258,7 +261,7 @@ class _Search:
         for index, (e, v) in enumerate(work):
             self.report(index, len(work), f"{self.mlp.name} {self.spec.label}: {e.name} {v.label}")
             blank = Candidate(self.spec, e.name, v)
-            if self.deadline is not None and self.clock.now() >= self.deadline:
+            if built and self.deadline is not None and self.clock.now() >= self.deadline:
                 rejected.append(replace(blank, rejected="not tried: the budget had ended"))
                 continue
             runner, candidate = self._build_one(e, blank)
@@ -324,18 +327,27 @@ class _Search:
         usable = sorted((c for c in out if c.rejected is None), key=lambda c: c.cost_us)
         if self.spec.batch != 1:
             usable = usable[: self.effort.latency_top]
-        return [self._with_latency(c, built) if c in usable else c for c in out]
+        found = self._latencies({(c.engine, c.variant): built[c.engine, c.variant][0] for c in usable})
+        return [_with_latency(c, found.get((c.engine, c.variant))) for c in out]
 
-    def _with_latency(self, c: Candidate, built: _Built) -> Candidate:
-        runner, _ = built[c.engine, c.variant]
-        times = latency(launch(runner), self.clock, calls=self.effort.latency_calls, budget_s=0.25)
-        return replace(c, p50_us=times.p50_us, p99_us=times.p99_us)
+    def _latencies(self, runners: dict[_Key, Runner]) -> dict[_Key, tuple[float, float]]:
+        """Take p50 and p99 in interleaved rounds, so that one slow moment of the machine decides nothing."""
+        taken: dict[_Key, list[float]] = {key: [] for key in runners}
+        calls = max(1, self.effort.latency_calls // LATENCY_ROUNDS)
+        for _ in range(LATENCY_ROUNDS):
+            for key, runner in runners.items():
+                taken[key] += latency(launch(runner), self.clock, calls=calls, warmup=10, budget_s=0.1).samples
+        return {key: (percentile(t, 50), percentile(t, 99)) for key, t in taken.items()}
 
 
 def _with_times(c: Candidate, result: Throughput | Exception) -> Candidate:
     if not isinstance(result, Throughput):
         return replace(c, rejected=f"failed while timed: {_first_line(result)}")
     return replace(c, wall_us=result.wall_us, iqr=result.iqr, device_us=result.device_us, repeats=result.repeats)
+
+
+def _with_latency(c: Candidate, times: tuple[float, float] | None) -> Candidate:
+    return c if times is None else replace(c, p50_us=times[0], p99_us=times[1])
 
 
 def _first_line(error: BaseException) -> str:

@@ -43,6 +43,7 @@ def bench(
     threads: Threads = None,
     repeats: Positive = 7,
     full: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    max_disagreement: float = 0.001,
     data: DataPath = None,
     labels: LabelsPath = None,
     seed: Seed = 0,
@@ -63,6 +64,8 @@ def bench(
         Timed repeats of each row.
     full
         Try every variant of each engine, not only the promising ones.
+    max_disagreement
+        Share of rows for which a variant may give another class than the float32 model, and still be timed.
     out
         Where the record goes, as JSON.
     """
@@ -85,6 +88,7 @@ def bench(
                 device=device,
                 repeats=repeats,
                 full=full,
+                max_disagreement=max_disagreement,
                 command=context.command,
                 progress=progress,
             )
