@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gigamlp.engines.probes import measure_roofs
 
 from gigamlp.bench import bench
+from gigamlp.engines.probes import measure_roofs
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.record import Record
 from gigamlp.trial import probe_rows

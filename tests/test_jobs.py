@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gigamlp.measure.roofline import Roofs
 
 import gigamlp.jobs as jobs_module
 from gigamlp.errors import InvalidInput, MeasurementError, Unsupported
 from gigamlp.jobs import Job, measure_jobs
 from gigamlp.measure.clock import clock_for
+from gigamlp.measure.roofline import Roofs
 from gigamlp.record import Record
 from gigamlp.spec import Spec, Variant
 from gigamlp.trial import probe_rows
