@@ -9,7 +9,7 @@ used; the test rows only give the accuracy that is printed.
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigamlp._atomic import write_text
+from gigamlp import Record
 from gigamlp.data import load_mnist
 from gigamlp.measure.clock import clock_for, timestamp
 from gigamlp.measure.stats import summarise
@@ -157,23 +157,17 @@ def main() -> int:
     device = resolve_device(options.device)
     cuda = device.startswith("cuda")
     data = load_mnist()
-    result: dict[str, Any] = {
-        "schema": "gigamlp-train-time/1",
-        "command": " ".join(sys.argv),
-        "made": timestamp(),
-        "device": device_info(device),
-        "versions": versions(),
-        "before": snapshot(device),
-        "runs": [time_to_accuracy(data, device, options.seeds, graph=cuda)],
-    }
+    extra: dict[str, Any] = {"made": timestamp(), "before": snapshot(device)}
+    extra["train_time"] = [time_to_accuracy(data, device, options.seeds, graph=cuda)]
     if cuda:
-        result["runs"].append(time_to_accuracy(data, device, 3, graph=False))
-        result["kernels"] = kernels(data[0], data[1], device)
+        extra["train_time"].append(time_to_accuracy(data, device, 3, graph=False))
+        extra["kernels"] = kernels(data[0], data[1], device)
     if not options.no_fits:
-        result["fits"] = fits(data, device)
-    result["after"] = snapshot(device)
+        extra["fits"] = fits(data, device)
+    extra["after"] = snapshot(device)
+    record = Record(device_info(device), versions(), shlex.join(["python", *sys.argv]), [], extra)
     if options.out is not None:
-        write_text(options.out, json.dumps(result, indent=1) + "\n")
+        record.save(options.out)
     return 0
 
 
