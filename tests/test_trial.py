@@ -7,7 +7,7 @@ import pytest
 
 from gigamlp.errors import DataError, InvalidInput
 from gigamlp.spec import Spec, Variant
-from gigamlp.trial import class_indices, cold_count, cold_runners, fill, judge, make_gate, probe_rows, run_rows
+from gigamlp.trial import class_indices, cold_count, fill, judge, launch_cold, make_gate, probe_rows, run_rows
 from tests.fakes import FakeEngine, ManualClock, make_mlp
 
 
@@ -34,15 +34,21 @@ def test_fill_repeats_the_rows_over_the_whole_batch() -> None:
     np.testing.assert_array_equal(r.input, x[np.arange(10) % 3])
 
 
-def test_cold_runners_hold_the_same_rows_in_separate_inputs_beyond_the_cache() -> None:
+def test_cold_runs_take_the_same_rows_from_separate_inputs_beyond_the_cache(monkeypatch) -> None:
     _, mlp, r = runner(10)
     x = np.random.default_rng(0).integers(0, 256, (10, 6)).astype(np.uint8)
-    runners = cold_runners(mlp, r, x, cache_bytes=100)
-    assert len(runners) == 5  # 5 x 60 bytes is the first count that reaches 3 x 100
-    assert sum(q.input.nbytes for q in runners) >= 300
-    assert len({q.input.ctypes.data for q in runners}) == len(runners)
-    for q in runners:
-        np.testing.assert_array_equal(q.input, x)
+    seen = []
+    monkeypatch.setattr(r, "run", seen.append)
+    work = launch_cold(mlp, r, x, cache_bytes=100)
+    for _ in range(10):
+        work()
+    inputs = {q.ctypes.data: q for q in seen}
+    assert len(inputs) == 5  # 5 x 60 bytes is the first count that reaches 3 x 100
+    assert [q.ctypes.data for q in seen[:5]] == [q.ctypes.data for q in seen[5:]]
+    for q in inputs.values():
+        np.testing.assert_array_equal(q, x)
+    assert launch_cold(mlp, r, x, cache_bytes=10)() is None  # larger than the cache by itself: no copy needed
+    assert seen[-1] is r.input
     with pytest.raises(InvalidInput, match="use a batch of"):
         cold_count(mlp, Spec(batch=1), 48 << 20)
 

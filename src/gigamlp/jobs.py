@@ -19,7 +19,7 @@ from gigamlp.measure.timing import Throughput, latency, split, throughput
 from gigamlp.mlp import MLP
 from gigamlp.record import RESIDENCES, Row
 from gigamlp.spec import Spec, Variant
-from gigamlp.trial import accuracy_of, answer_bytes, cold_runners, fill, launch, launch_in_turn, row_bytes
+from gigamlp.trial import accuracy_of, answer_bytes, fill, launch, launch_cold, row_bytes
 
 __all__ = ["Job", "Measured", "measure_jobs"]
 
@@ -141,18 +141,16 @@ def _prepare(job: Job, x: Array, targets: Array | None, cache_bytes: int, stack:
     if job.residence == "hot":
         return _Bench(job, runner, accuracy, launch(runner), in_cache=own <= cache_bytes)
     if job.residence == "cold":
-        runners = cold_runners(job.mlp, runner, x[: job.spec.batch], cache_bytes)
-        for other in runners[1:]:
-            stack.callback(other.close)
-        return _Bench(job, runner, accuracy, launch_in_turn(runners), in_cache=False)
+        work = launch_cold(job.mlp, runner, x[: job.spec.batch], cache_bytes)
+        return _Bench(job, runner, accuracy, work, in_cache=False)
     h2d, d2h = _host_copies(job, runner)
 
-    def work() -> None:
+    def from_host() -> None:
         h2d()
         runner.run(runner.input)
         d2h()
 
-    return _Bench(job, runner, accuracy, work, in_cache=own <= cache_bytes, h2d=h2d, d2h=d2h)
+    return _Bench(job, runner, accuracy, from_host, in_cache=own <= cache_bytes, h2d=h2d, d2h=d2h)
 
 
 def _host_copies(job: Job, runner: Runner) -> tuple[Work, Work]:
@@ -248,7 +246,7 @@ def _roof_share(bench: _Bench, times: Throughput, roofs: Roofs | None) -> float 
     moved = (row_bytes(job.mlp, spec) + answer_bytes(job.mlp, spec)) * spec.batch
     compute = str(job.variant.get("compute") or spec.input_dtype)
     floor = roofs.floor_seconds(moved, job.mlp.macs * spec.batch, compute, in_cache=bench.in_cache)
-    link = {"host-pinned": roofs.h2d_pinned_bytes_s, "host-pageable": roofs.h2d_pageable_bytes_s}.get(job.residence)
-    if spec.is_cuda and link is not None:
+    link = roofs.h2d_pinned_bytes_s  # the wire's limit for pageable rows too: small ones are staged by the driver
+    if spec.is_cuda and job.residence.startswith("host") and link is not None:
         floor = max(floor or 0.0, row_bytes(job.mlp, spec) * spec.batch / link)
     return None if not floor else floor / (times.wall_us * 1e-6)

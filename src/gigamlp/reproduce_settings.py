@@ -78,7 +78,7 @@ def settings_for(device: str, *, quick: bool = False, grid: str = "default", bud
         input_dtype="float16" if cuda else "float32",
         large_batch=2_097_152 if cuda else 65_536,
         survivors_max=4 if cuda else 2,
-        final=Effort(compile_top=3 if cuda else 1),
+        final=Effort(compile_top=8 if cuda else 1),
         budget_s=480.0 if cuda else 240.0,
     )
     if quick:

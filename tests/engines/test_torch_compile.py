@@ -118,7 +118,7 @@ def test_a_runner_keeps_its_contract_and_bind_compiles_nothing(device):
     runner = COMPILE.build(mlp, spec, Variant.of(mode="default"))
     assert isinstance(runner, Runner)
     assert runner.engine == "torch_compile"
-    assert list(runner.variant.to_json()) == ["op", "pad", "inplace", "compute", "mode", "graph"]
+    assert list(runner.variant.to_json()) == ["op", "pad", "inplace", "compute", "mode", "graph", "gemm"]
     assert runner.build_s > 0
     before = counters["stats"]["unique_graphs"]
     x = rows(mlp, 16, "uint8", 7).to(device)
@@ -252,7 +252,7 @@ def test_what_is_offered_on_cuda():
     few, all_of_them = (COMPILE.variants(net(20, 6, 10), spec, full=full) for full in (False, True))
     assert len(few) == 6
     assert set(few) < set(all_of_them)
-    assert few[0].label.endswith("mode=max-autotune-no-cudagraphs graph=yes")
+    assert few[0].label.endswith("mode=max-autotune-no-cudagraphs graph=yes gemm=any")
     for mode in ("reduce-overhead", "max-autotune"):
         with pytest.raises(Unsupported, match="captures CUDA Graphs itself"):
             COMPILE.build(net(20, 6, 10), spec, Variant.of(mode=mode, graph=True))

@@ -52,7 +52,7 @@ class CompiledForward:
         return CompiledForward(self._compiled, self._own_outputs)
 
 
-def compile_net(net: Net, mode: str, *, threads: int | None, own_outputs: bool) -> CompiledForward:
+def compile_net(net: Net, mode: str, *, gemm: str = "any", threads: int | None, own_outputs: bool) -> CompiledForward:
     """Compile the forward pass of `net` for its one shape, now.
 
     Dynamo traces it, Inductor compiles the trace, and from then on the compiled code is called directly. Going through
@@ -74,7 +74,7 @@ def compile_net(net: Net, mode: str, *, threads: int | None, own_outputs: bool) 
     if dynamo_config.disable:
         raise Unsupported(NOTHING_COMPILED)
     function = FunctionType(_own_code(PureForward.forward.__code__), PureForward.forward.__globals__)
-    recorder = _Recorder(mode)
+    recorder = _Recorder(mode, gemm)
     traced = torch.compile(MethodType(function, PureForward(net)), backend=recorder, fullgraph=True, dynamic=False)
     x = torch.zeros(net.batch, net.features, dtype=net.input_dtype, device=net.device)
     previous = torch.get_num_threads()
@@ -91,11 +91,13 @@ def compile_net(net: Net, mode: str, *, threads: int | None, own_outputs: bool) 
 class _Recorder:
     """A Dynamo backend: compiles the trace with Inductor and keeps the result, with the tensors that go in and out."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, gemm: str) -> None:
         from torch._inductor import list_mode_options
 
         # what is compiled here is small; a pool of worker processes takes longer to start and to stop than it saves
         self._options: dict[str, Any] = {**list_mode_options(mode), "compile_threads": 1}
+        if gemm == "triton":
+            self._options["max_autotune_gemm_backends"] = "TRITON"
         self._code: Callable[..., Sequence[torch.Tensor]] | None = None
         self._inputs: tuple[torch.Tensor, ...] = ()
         self._outputs: Sequence[torch.Tensor] = ()
