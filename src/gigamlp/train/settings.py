@@ -9,7 +9,7 @@ import torch
 
 __all__ = ["cpu_threads", "matmul_precision", "resolve_precision"]
 
-_MACS_PER_THREAD = 20_000_000
+_MACS_PER_THREAD = 60_000_000
 
 
 @contextmanager
@@ -31,8 +31,8 @@ def matmul_precision(kind: str) -> Iterator[None]:
 def cpu_threads(macs: int) -> Iterator[None]:
     """Within the block, use no more threads than a step of `macs` multiply-accumulates keeps busy; then as before.
 
-    A step of 784-40-10 at batch 256 takes 0.7 ms on one core. Split over more, its threads mostly wait for each other,
-    and where another program has a core they wait for that: ten times longer was seen.
+    A step of 784-512-10 at batch 256 (1e8) takes 4 ms on one core. Threads that share such a step spin while they wait
+    for each other: on two cores with another program running, two threads took 17 times longer than one.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, min(before, macs // _MACS_PER_THREAD)))
