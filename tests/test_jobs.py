@@ -10,6 +10,7 @@ from gigamlp.errors import InvalidInput, MeasurementError, Unsupported
 from gigamlp.jobs import Job, measure_jobs
 from gigamlp.measure.clock import clock_for
 from gigamlp.measure.roofline import Roofs
+from gigamlp.measure.timing import Throughput
 from gigamlp.record import Record
 from gigamlp.spec import Spec, Variant
 from gigamlp.trial import probe_rows
@@ -79,6 +80,16 @@ def test_a_runner_that_fails_while_timed_is_an_error_that_names_it(fake) -> None
     with pytest.raises(MeasurementError, match=r"fake.*fell off the bus"):
         measure(fake, Job(make_mlp(), Spec(batch=4), "fake", Variant()))
     assert fake.built == fake.closed
+
+
+def test_the_builds_of_a_job_become_their_median() -> None:
+    job = Job(make_mlp(), Spec(), "fake", Variant())
+    builds = [Throughput(wall, 0.1, wall - 1, 10, 5) for wall in (12.0, 9.0, 10.0)]
+    row = jobs_module._typical(job, builds)
+    assert (row.wall_us, row.device_us, row.launches) == (10.0, 9.0, 10)
+    assert row.iqr == pytest.approx(1.5)  # between the builds; within them it is 0.1
+    with pytest.raises(MeasurementError, match="boom"):
+        jobs_module._typical(job, [builds[0], RuntimeError("boom")])
 
 
 def test_impossible_jobs_are_refused() -> None:

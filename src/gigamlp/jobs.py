@@ -15,6 +15,7 @@ from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import InvalidInput, MeasurementError
 from gigamlp.measure.clock import Clock
 from gigamlp.measure.roofline import Roofs
+from gigamlp.measure.stats import summarise
 from gigamlp.measure.timing import Throughput, latency, split, throughput
 from gigamlp.mlp import MLP
 from gigamlp.record import RESIDENCES, Row
@@ -25,6 +26,7 @@ __all__ = ["Job", "Measured", "measure_jobs"]
 
 Array = NDArray[Any]
 Work = Callable[[], object]
+BUILDS = 3
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ def measure_jobs(
 ) -> Measured:
     """Time `jobs` in interleaved rounds and return a row for each.
 
+    On CUDA a job whose rows fit the cache is built three times, and its row is the median of the three: where buffers
+    happen to lie moves such a run by up to 10 % from one build to the next (784-512-10 at 1,024 rows on the H200: 9.7
+    and 11.0 us in one process, each within 0.1 % of itself).
+
     Parameters
     ----------
     jobs : sequence of Job
@@ -120,16 +126,31 @@ def measure_jobs(
     """
     with ExitStack() as stack:
         benches = [_prepare(job, x, targets, cache_bytes, stack) for job in jobs]
-        times = throughput({str(i): b.work for i, b in enumerate(benches)}, clock, repeats=repeats, min_s=min_s)
+        works = {f"{i}.0": bench.work for i, bench in enumerate(benches)}
+        for i, bench in enumerate(benches):
+            if bench.job.spec.is_cuda and bench.in_cache and bench.job.residence == "hot":
+                for build in range(1, BUILDS):
+                    again = _prepare(bench.job, x, None, cache_bytes, stack)
+                    works[f"{i}.{build}"] = again.work
+        times = throughput(works, clock, repeats=repeats, min_s=min_s)
         rows, samples = [], {}
-        for index, bench in enumerate(benches):
-            result = times[str(index)]
-            if not isinstance(result, Throughput):
-                raise MeasurementError(f"{bench.job.key} failed while it was timed: {result}") from result
-            row, taken = _row(bench, result, clock, roofs, latency_calls)
+        for i, bench in enumerate(benches):
+            found = [result for key, result in times.items() if key.partition(".")[0] == str(i)]
+            row, taken = _row(bench, _typical(bench.job, found), clock, roofs, latency_calls)
             rows.append(row)
             samples[bench.job.key] = taken
         return Measured(rows, samples)
+
+
+def _typical(job: Job, builds: Sequence[Throughput | Exception]) -> Throughput:
+    """Return the median over the builds of a job; its range is the wider of that within and that between builds."""
+    for result in builds:
+        if not isinstance(result, Throughput):
+            raise MeasurementError(f"{job.key} failed while it was timed: {result}") from result
+    good = [result for result in builds if isinstance(result, Throughput)]
+    wall = summarise(result.wall_us for result in good)
+    middle = min(good, key=lambda result: abs(result.wall_us - wall.median))
+    return replace(middle, wall_us=wall.median, iqr=max(wall.iqr, summarise(r.iqr for r in good).median))
 
 
 def _prepare(job: Job, x: Array, targets: Array | None, cache_bytes: int, stack: ExitStack) -> _Bench:

@@ -42,7 +42,10 @@ class Runner(Protocol):
         ...
 
     def bind(self, x: Any) -> Runner:
-        """Return another runner of the same variant whose static input is `x`: for rotating (cold) inputs."""
+        """Return another runner of the same variant whose static input is `x`: for a small ring of input buffers.
+
+        It shares weights and compiled code with this one, so the two must not run at the same time.
+        """
         ...
 
     def close(self) -> None:
