@@ -1,6 +1,6 @@
 """Draw the README's picture from records: accuracy against speed, with the memory roof of the fastest device.
 
-python benchmarks/readme_figure.py docs/images/accuracy-speed.svg records/h200-reproduce-*.json records/cpu-reproduce-*.json
+python benchmarks/readme_figure.py docs/images/accuracy-speed.svg RECORD.json...
 """
 
 from __future__ import annotations
