@@ -109,6 +109,7 @@ FLOORS = {
     "session": 5,
     "staging": 5,
     "trial": 5,
+    "guard": 5,
     "tune": 5,
     "bench": 6,
     "doctor": 6,

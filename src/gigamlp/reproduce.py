@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.guard import guard_rail
 from gigamlp.jobs import Job, measure_jobs
 from gigamlp.measure.clock import Clock, clock_for
 from gigamlp.measure.roofline import Roofs
@@ -23,7 +24,7 @@ from gigamlp.record import Record, Row
 from gigamlp.reproduce_settings import Settings, settings_for
 from gigamlp.spec import Spec
 from gigamlp.trial import make_gate
-from gigamlp.tune import Effort, guard_rail, try_candidates
+from gigamlp.tune import Effort, try_candidates
 
 __all__ = ["Reproduction", "reproduce"]
 
