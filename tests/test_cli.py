@@ -520,7 +520,7 @@ def test_train_passes_its_options_on(call, clusters, monkeypatch):
 
     assert call("train", "--data", clusters, "--hidden", "16,8", "--validation", "0", "--name", "mine")[0] == 0
     assert (seen["finetune"]["mlp"], seen["finetune"]["hidden"]) == (None, (16, 8))
-    assert (seen["finetune"]["rows"], seen["finetune"]["validation"]) == (240, None)
+    assert (seen["finetune"]["rows"], seen["finetune"]["validation"]) == (240, 0)
     assert gm.load("model.safetensors").name == "mine"
 
 

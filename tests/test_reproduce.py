@@ -89,6 +89,20 @@ def test_selection_is_by_held_out_accuracy(story) -> None:
     assert done.record.extra["selected"] == max(scores, key=lambda n: scores[n])
 
 
+def test_every_fine_tuned_survivor_has_rows_and_a_plan(story) -> None:
+    done, _ = story
+    alive = [n["hidden"] for n in done.record.extra["guard_rail"]["networks"] if n["rejected"] is None]
+    rows = {(r.name, r.batch) for r in done.record.rows if r.samples_per_s and not r.quoted}
+    for width in alive:
+        assert {(f"finetuned-{width}", 512), (f"finetuned-{width}", 1)} <= rows
+        assert done.plans[f"finetuned-{width}"].winners
+    assert done.plans["ridge-32"].settings["guard_rail_screening"]
+    missed = done.record.extra["accuracy_target"]["missed"]
+    assert set(missed) == {
+        t["name"] for t in done.record.extra["finetune"] if t["name"] != "reader-40"
+    }  # after 1 epoch
+
+
 def test_progress_goes_up_to_the_end(story) -> None:
     percents = [done for done, _, _ in story[1]]
     assert percents == sorted(percents)
@@ -108,7 +122,11 @@ def test_settings() -> None:
     assert settings_for("cuda:0").survivors_max == 4
     assert not settings_for("cpu", quick=True).final.compile
     assert settings_for("cpu", budget_s=5).budget_s == 5
-    assert settings_for("cuda:0", grid="full").final.full
+    full = settings_for("cuda:0", grid="full")
+    assert full.final.full
+    assert full.screen.full
+    assert full.screen.compile
+    assert full.survivors_max == len(ARTICLE_WIDTHS)
     with pytest.raises(InvalidInput, match="grid"):
         settings_for("cpu", grid="huge")
     with pytest.raises(InvalidInput, match="budget"):

@@ -51,6 +51,8 @@ def test_cold_runs_take_the_same_rows_from_separate_inputs_beyond_the_cache(monk
     assert seen[-1] is r.input
     with pytest.raises(InvalidInput, match="use a batch of"):
         cold_count(mlp, Spec(batch=1), 48 << 20)
+    with pytest.raises(InvalidInput, match="unknown"):
+        cold_count(mlp, Spec(batch=1024), 0)
 
 
 def test_labels_become_indices_in_the_order_of_the_classes() -> None:

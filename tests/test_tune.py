@@ -113,6 +113,15 @@ class TestCompiling:
         assert len(found) == 5
         assert (quick.built, slow.built) == (quick.closed, slow.closed)
 
+    def test_after_the_deadline_nothing_is_compiled_if_something_ran(self) -> None:
+        clock = ManualClock()
+        quick = FakeEngine(clock, build_seconds={Variant(): 5.0})
+        slow = FakeEngine(clock, name="slow", compiles=True)
+        found = search(quick, slow, deadline=3.0)
+        assert slow.built == 0
+        assert [c.rejected for c in found if c.engine == "slow"] == ["not tried: the budget had ended"]
+        assert winner(found).engine == "fake"
+
     def test_without_compilation_they_are_rows_with_the_reason(self) -> None:
         clock = ManualClock()
         slow = FakeEngine(clock, name="slow", compiles=True)
@@ -130,7 +139,24 @@ def test_the_deadline_stops_new_candidates_but_keeps_what_was_measured() -> None
     assert found[A].wall_us is not None
 
 
+def test_all_variants_are_tried_when_no_promising_one_is_exact_enough() -> None:
+    class Shy(FakeEngine):
+        def variants(self, mlp, spec, *, full=False):
+            return [A, B] if full else [A]
+
+    engine = Shy(ManualClock(), distort={A: 1.0})
+    found = search(engine)
+    assert [(c.variant, c.rejected is None) for c in found] == [(A, False), (B, True)]
+
+
 class TestOptimize:
+    def test_bfloat16_rows_have_a_winner_without_validation_rows(self) -> None:
+        plan = optimize(
+            make_mlp((20, 16, 5)), "cpu", 64, "bfloat16", engines=["torch_eager"], effort=Effort(min_s=0.002)
+        )
+        assert plan.winners[0].variant.get("compute") == "float32"
+        assert any("relative" in (c.rejected or "") for c in plan.candidates)
+
     def test_on_this_cpu(self) -> None:
         mlp = make_mlp((20, 16, 5))
         plan = optimize(

@@ -23,7 +23,6 @@ from gigamlp.tune import Effort, try_candidates
 __all__ = ["bench"]
 
 Progress = Callable[[int, int, str], None]
-GATE_ROWS = 5000
 
 
 def bench(
@@ -36,6 +35,7 @@ def bench(
     residence: Sequence[str] = ("hot",),
     threads: int | None = None,
     data: tuple[ArrayLike, ArrayLike | None] | None = None,
+    validation: ArrayLike | None = None,
     device: str = "auto",
     repeats: int = 7,
     full: bool = False,
@@ -56,13 +56,16 @@ def bench(
         CPU threads.
     data : (x, y) or (x, None), optional
         Rows to feed, with labels for the accuracy. Without it rows are drawn at random, and there is no accuracy.
+    validation : array_like, optional
+        Rows that decide which variants are sound: never those of `data`, which are for the accuracy alone. Without them
+        rows are drawn, and the logits must agree with float64 within 1e-3.
     device : str
     repeats : int
         Timed repeats per row.
     full : bool
         Try every variant of each engine, not only the promising ones.
     max_disagreement : float
-        Variants are timed that give another class than the float32 model for at most this share of the first rows.
+        Variants are timed that give another class than the float32 model for at most this share of the validation rows.
     command : str
         What the record says was run.
     progress : callable, optional
@@ -99,7 +102,7 @@ def bench(
     for index, spec in enumerate(specs):
         if progress is not None:
             progress(index, len(specs), spec.label)
-        x, targets, gate = _rows(mlp, spec, data, max_disagreement)
+        x, targets, gate = _rows(mlp, spec, data, validation, max_disagreement)
         jobs = finder.jobs(spec, gate, roofs.cache_bytes)
         if jobs:
             done = measure_jobs(jobs, x, targets, clock, roofs, repeats=repeats, cache_bytes=roofs.cache_bytes)
@@ -115,12 +118,20 @@ def bench(
 
 
 def _rows(
-    mlp: MLP, spec: Spec, data: tuple[ArrayLike, ArrayLike | None] | None, max_disagreement: float
+    mlp: MLP,
+    spec: Spec,
+    data: tuple[ArrayLike, ArrayLike | None] | None,
+    validation: ArrayLike | None,
+    max_disagreement: float,
 ) -> tuple[Any, Any, Gate]:
     """Return the rows to feed, their class indices, and the gate that a variant must pass to be timed."""
+    if validation is None:
+        gate = make_gate(mlp, spec.input_dtype)
+    else:
+        gate = make_gate(mlp, spec.input_dtype, (validation, None), max_disagreement=max_disagreement)
     if data is None:
         rows = probe_rows(mlp, spec.input_dtype, rows=max(512, min(spec.batch, 8192)))
-        return rows, None, make_gate(mlp, spec.input_dtype)
+        return rows, None, gate
     x, y = mlp.check_rows(data[0]), data[1]
     targets = None if y is None or mlp.head not in ("softmax", "sigmoid") else class_indices(mlp, y)
     if spec.input_dtype in ("uint8", "int8") and x.dtype != np.dtype(spec.input_dtype):
@@ -130,8 +141,7 @@ def _rows(
                 f"the data ({x.dtype}) holds values that {spec.input_dtype} cannot; time float32 instead"
             )
         x = cast
-    # the gate only has to find sound variants quickly; the accuracy of a row comes from all the rows
-    return x, targets, make_gate(mlp, spec.input_dtype, (x[:GATE_ROWS], None), max_disagreement=max_disagreement)
+    return x, targets, gate
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,7 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
         hidden=list(mlp.hidden),
         features_read_bytes=row_bytes(mlp, spec),
         batch=spec.batch,
-        threads=_threads(spec),
+        threads=_threads(job),
         residence=job.residence,
         input_dtype=spec.input_dtype,
         output=spec.output,
@@ -248,15 +248,15 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
     return row, list(p.samples)
 
 
-def _threads(spec: Spec) -> int | None:
-    if spec.is_cuda:
+def _threads(job: Job) -> int | None:
+    """CPU threads of a row: as asked for, else torch's own count for a torch engine, else unknown."""
+    if job.spec.is_cuda or job.spec.threads is not None:
+        return job.spec.threads
+    if not job.engine.startswith("torch"):
         return None
-    if spec.threads is not None:
-        return spec.threads
-    import sys
+    import torch
 
-    torch = sys.modules.get("torch")
-    return None if torch is None else int(torch.get_num_threads())
+    return int(torch.get_num_threads())
 
 
 def _roof_share(bench: _Bench, times: Throughput, roofs: Roofs | None) -> float | None:

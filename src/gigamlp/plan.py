@@ -228,6 +228,7 @@ class Plan:
             found = data.get("schema") if isinstance(data, dict) else type(data).__name__
             raise FileFormatError(f"{where}: schema is {found!r}, expected {SCHEMA!r}")
         try:
+            _refuse_unknown(data, _FIELDS)
             return cls(
                 machine=_strings(data["machine"]),
                 versions=_strings(data["versions"]),
@@ -246,6 +247,7 @@ def _strings(data: Mapping[str, Any]) -> dict[str, str]:
     return dict(data)
 
 
+_FIELDS = ("schema", "machine", "versions", "mlp", "settings", "winners", "candidates")
 _NUMBERS = ("wall_us", "iqr", "device_us", "p50_us", "p99_us", "build_s", "accuracy", "disagreement", "logit_error")
 
 
@@ -254,8 +256,15 @@ def _candidate(data: Mapping[str, Any]) -> Candidate:
     _refuse_unknown(data, known)
     for key in _NUMBERS:
         value = data[key]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            raise TypeError(f"{key} must be a number >= 0 or null, got {value!r}")
+        most = 1 if key in ("accuracy", "disagreement") else math.inf
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most or value == math.inf:
+            raise TypeError(f"{key} must be a finite number in 0..{most} or null, got {value!r}")
+    if not isinstance(data["engine"], str) or not isinstance(data["rejected"], str | None):
+        raise TypeError("engine must be a string, rejected a string or null")
+    if type(data["repeats"]) is not int or data["repeats"] < 0:
+        raise TypeError(f"repeats must be a whole number >= 0, got {data['repeats']!r}")
     options = data["variant"]
     if not all(isinstance(v, str | int | bool) for v in options.values()):
         raise TypeError("variant options must be strings, whole numbers or booleans")

@@ -43,7 +43,7 @@ QUOTED: tuple[Row, ...] = (
         p50_us=9.22,
         accuracy=0.9679,
         quoted=True,
-        note=f"{_ARTICLE}, one row",
+        note=f"{_ARTICLE}, one row; the article does not say how it was taken",
     ),
     Row(
         name="reader-40",

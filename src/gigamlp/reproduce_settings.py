@@ -34,6 +34,9 @@ class Settings:
         At most so many networks are fine-tuned and compiled.
     accuracy_loss_max : float
         What a variant may lose against float32 on the held-out rows.
+    accuracy_min : float
+        The accuracy target on the held-out rows: a fine-tuned network below it is not selected if another reaches it.
+        The article's own accuracy.
     epochs : int or None
         Of fine-tuning; None for the trainer's default.
     """
@@ -46,6 +49,7 @@ class Settings:
     speed_ratio_min: float = 0.80
     survivors_max: int = 4
     accuracy_loss_max: float = 0.002
+    accuracy_min: float = 0.9679
     epochs: int | None = None
     holdout: int = 5000
     screen: Effort = field(default_factory=lambda: Effort(min_s=0.01, latency_top=0, compile=False))
@@ -94,5 +98,6 @@ def settings_for(device: str, *, quick: bool = False, grid: str = "default", bud
         )
     if grid == "full":
         full = Effort(repeats=7, full=True)
-        settings = replace(settings, final=full, survivors_max=len(settings.widths), budget_s=7200.0)
+        screen = replace(full, min_s=0.01, latency_top=0)
+        settings = replace(settings, screen=screen, final=full, survivors_max=len(settings.widths), budget_s=7200.0)
     return settings if budget_s is None else replace(settings, budget_s=budget_s)

@@ -87,8 +87,10 @@ def cold_count(mlp: MLP, spec: Spec, cache_bytes: int) -> int:
     Raises
     ------
     InvalidInput
-        If that takes more than 4,096 inputs: a batch so small says nothing about memory.
+        If that takes more than 4,096 inputs (a batch so small says nothing about memory), or the size is unknown.
     """
+    if cache_bytes <= 0:
+        raise InvalidInput("the size of the last-level cache is unknown here, so no rows can be called cold")
     count = max(1, math.ceil(3 * cache_bytes / (mlp.features * _ITEM_BYTES[spec.input_dtype] * spec.batch)))
     if count > MAX_COLD_INPUTS:
         least = math.ceil(spec.batch * count / MAX_COLD_INPUTS)

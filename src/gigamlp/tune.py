@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,7 @@ __all__ = ["Effort", "optimize", "try_candidates"]
 
 Progress = Callable[[int, int, str], None]
 LATENCY_ROUNDS = 5
+LATE = "not tried: the budget had ended"
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,12 @@ def try_candidates(
     slow = [e for e in found if e.compiles]
     with ExitStack() as stack:
         search = _Search(mlp, spec, gate, clock, effort, deadline, progress or (lambda done, total, text: None), stack)
-        built, out = search.build([e for e in found if not e.compiles])
+        quick = [e for e in found if not e.compiles]
+        built, out = search.build(quick)
+        if not built and not effort.full:  # none of the promising variants is exact enough: another dtype may be
+            search.effort = replace(effort, full=True)
+            built, more = search.build(quick, but={(c.engine, c.variant) for c in out})
+            search.effort, out = effort, out + more
         timed = search.time(built)
         out += timed
         if slow and not effort.compile:
@@ -220,6 +226,8 @@ def try_candidates(
         if not slow:
             return out
         best = min((c for c in timed if c.rejected is None), key=lambda c: c.cost_us, default=None)
+        if best is not None and deadline is not None and clock.now() >= deadline:
+            return out + [Candidate(spec, e.name, Variant(), rejected=LATE) for e in slow]
         kept = {key: pair for key, pair in built.items() if best and key == (best.engine, best.variant)}
         for key, (runner, _) in built.items():
             if key not in kept:
@@ -249,20 +257,20 @@ class _Search:
     report: Progress
     stack: ExitStack
 
-    def build(self, engines: Iterable[Engine]) -> tuple[_Built, list[Candidate]]:
-        """Build and judge the variants of `engines`: those that may be timed, and the rejected."""
+    def build(self, engines: Iterable[Engine], but: Collection[_Key] = ()) -> tuple[_Built, list[Candidate]]:
+        """Build and judge the variants of `engines` but those in `but`: those that may be timed, and the rejected."""
         built: _Built = {}
         rejected: list[Candidate] = []
         work: list[tuple[Engine, Variant]] = []
         for e in engines:
             chosen, refused = self._variants(e)
-            work += [(e, v) for v in chosen]
-            rejected += refused
+            work += [(e, v) for v in chosen if (e.name, v) not in but]
+            rejected += [c for c in refused if (c.engine, c.variant) not in but]
         for index, (e, v) in enumerate(work):
             self.report(index, len(work), f"{self.mlp.name} {self.spec.label}: {e.name} {v.label}")
             blank = Candidate(self.spec, e.name, v)
             if built and self.deadline is not None and self.clock.now() >= self.deadline:
-                rejected.append(replace(blank, rejected="not tried: the budget had ended"))
+                rejected.append(replace(blank, rejected=LATE))
                 continue
             runner, candidate = self._build_one(e, blank)
             if runner is None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 Rows = tuple[Any, Any] | None
+GATE_ROWS = 5000
 
 
 def bench(
@@ -75,7 +76,7 @@ def bench(
 
     records = []
     with context.progress("reading") as progress:
-        for mlp, rows in _models(model, data=data, labels=labels, seed=seed, device=device, context=context):
+        for mlp, rows, gate in _models(model, data=data, labels=labels, seed=seed, device=device, context=context):
             record = measure(
                 mlp,
                 engines=engine,
@@ -85,6 +86,7 @@ def bench(
                 residence=residence,
                 threads=threads,
                 data=rows,
+                validation=gate,
                 device=device,
                 repeats=repeats,
                 full=full,
@@ -106,26 +108,30 @@ def bench(
 
 def _models(
     names: tuple[str, ...], *, data: Path | None, labels: Path | None, seed: int, device: str, context: Context
-) -> list[tuple[MLP, Rows]]:
-    """Return each model with the rows to feed it; two models of one name are called after their files."""
+) -> list[tuple[MLP, Rows, Any]]:
+    """Return each model, the rows to feed it, and training rows to judge its variants on.
+
+    Two models of one name are called after their files.
+    """
     from gigamlp.cli.rows import accuracy_rows, load_dataset
     from gigamlp.mlp import load
 
     loaded = {name: None if name == "ridge" else load(name) for name in dict.fromkeys(names)}
     dataset = load_dataset(data, labels)
-    out: list[tuple[MLP, Rows]] = []
+    out: list[tuple[MLP, Rows, Any]] = []
+    apart = None if dataset.x_test is None else dataset.x[:GATE_ROWS]
     for name, mlp in loaded.items():
         if mlp is None:
-            out.append(_ridge(dataset, seed, device))
+            out.append((*_ridge(dataset, seed, device), apart))
             continue
         rows = accuracy_rows(mlp, dataset, named=data is not None)
         if rows is None:
             context.note(f"{name}: not a model for MNIST; random rows, no accuracy (name its rows with --data)")
-        out.append((mlp, rows))
-    called = [mlp.name for mlp, _ in out]
+        out.append((mlp, rows, None if rows is None else apart))
+    called = [mlp.name for mlp, _, _ in out]
     return [
-        (mlp if called.count(mlp.name) == 1 else mlp.with_(name=f"{mlp.name} ({name})"), rows)
-        for name, (mlp, rows) in zip(loaded, out, strict=True)
+        (mlp if called.count(mlp.name) == 1 else mlp.with_(name=f"{mlp.name} ({name})"), rows, gate)
+        for name, (mlp, rows, gate) in zip(loaded, out, strict=True)
     ]
 
 

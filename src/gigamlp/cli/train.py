@@ -95,7 +95,7 @@ def train(
     if method == "finetune":
         widths = None if mlp is not None else hidden if len(hidden) > 1 else hidden[0]
         steps = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay}
-        options = {"hidden": widths, **steps, "seed": seed, "device": device, "validation": held_out}
+        options = {"hidden": widths, **steps, "seed": seed, "device": device, "validation": held_out or 0}
         mlp = _finetune(mlp, (x, y), options, context, facts)
     assert mlp is not None
     mlp = mlp.with_(name=name or f"{'ridge' if method == 'ridge' else 'finetuned'}-{'-'.join(map(str, hidden))}")

@@ -46,7 +46,7 @@ class NumpyForward:
         """
         del full
         _refuse(mlp, spec)
-        return [Variant.of(op="matmul")]
+        return [Variant.of(op="matmul", compute="float32")]
 
     def build(self, mlp: MLP, spec: Spec, variant: Variant | None = None) -> _NumpyRunner:
         """Return a runner. See `variants` for what is refused."""

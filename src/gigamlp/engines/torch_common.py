@@ -87,8 +87,8 @@ def compute_dtypes(spec: Spec, full: bool = False) -> tuple[str, ...]:
     """
     if spec.is_cuda:
         offered = {
-            "float16": ("float16",),
-            "bfloat16": ("bfloat16",),
+            "float16": ("float16", "float32"),
+            "bfloat16": ("bfloat16", "float32"),
             "float32": ("float32", "float16"),
             "uint8": ("float16", "bfloat16", "float32"),
             "int8": ("float16", "bfloat16", "float32"),
@@ -96,7 +96,7 @@ def compute_dtypes(spec: Spec, full: bool = False) -> tuple[str, ...]:
         return offered if full else offered[:1]
     offered = {
         "float16": ("float32",),
-        "bfloat16": ("bfloat16",),
+        "bfloat16": ("bfloat16", "float32"),
         "float32": ("float32", "bfloat16"),
         "uint8": ("float32", "bfloat16"),
         "int8": ("float32", "bfloat16"),
