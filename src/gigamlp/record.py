@@ -51,7 +51,7 @@ class Row:
     roof_share : float or None
         Share of the measured roofline of this machine.
     clock_mhz : float or None
-        SM clock (CUDA) or core clock (CPU) during the run.
+        SM clock (CUDA) or core clock (CPU), read just after the run.
     quoted : bool
         True only for figures that were not measured by the program that wrote the record.
     note : str or None

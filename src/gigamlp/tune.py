@@ -75,7 +75,7 @@ def optimize(
     budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Measure every way to run `mlp` on this machine and return the Plan with the winners.
+    """Measure the promising ways to run `mlp` on this machine (all with a full effort) and return the Plan.
 
     Parameters
     ----------

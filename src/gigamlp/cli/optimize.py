@@ -44,7 +44,7 @@ def optimize(
     common: Common = DEFAULTS,
     context: Given,
 ) -> None:
-    """Measure every way to run a model on this machine and choose the fastest that answers right.
+    """Measure the promising ways to run a model on this machine and choose the fastest that answers right.
 
     Without --data, only ways whose logits agree with float64 within 1e-3 compete.
 
