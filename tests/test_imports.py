@@ -98,6 +98,7 @@ FLOORS = {
     "quoted": 2,
     "record": 2,
     "spec": 2,
+    "kernels": 3,
     "train": 3,
     "engines": 4,
     "choice": 5,
