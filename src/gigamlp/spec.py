@@ -28,8 +28,8 @@ class Spec:
         Rows per run, at least 1.
     input_dtype : {"uint8", "int8", "float16", "bfloat16", "float32"}
     output : {"class", "margin", "logits", "proba"}
-        ``class`` is int64 class indices [batch]; ``margin`` is class indices with the difference of the two largest
-        logits; ``logits`` [batch, outputs]; ``proba`` [batch, classes].
+        ``class`` is class indices [batch], whole numbers; ``margin`` is class indices with the difference of the two
+        largest logits; ``logits`` [batch, outputs]; ``proba`` [batch, classes].
     input_on : {"device", "host"}
         Where the rows live when a run begins.
     threads : int or None

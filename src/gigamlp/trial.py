@@ -74,11 +74,10 @@ def row_bytes(mlp: MLP, spec: Spec) -> int:
     return mlp.features_read * _ITEM_BYTES[spec.input_dtype]
 
 
-def answer_bytes(mlp: MLP, spec: Spec) -> int:
-    """Bytes of one answer, as the engines write it."""
-    wide = 4 if spec.input_dtype not in ("float16", "bfloat16") else 2
-    classes = 2 if mlp.head == "sigmoid" else mlp.outputs
-    return {"class": 8, "margin": 12, "logits": mlp.outputs * wide, "proba": classes * 4}[spec.output]
+def answer_bytes(runner: Runner) -> int:
+    """Bytes of the answers of one run, as the runner writes them."""
+    y = runner.run(runner.input)
+    return sum(int(part.nbytes) for part in (y if isinstance(y, tuple) else (y,)))
 
 
 def cold_count(mlp: MLP, spec: Spec, cache_bytes: int) -> int:

@@ -33,7 +33,10 @@ __all__ = [
     "wait_for",
 ]
 
-_NO_CONTEXT = (4, 201, 400)  # deinitialised, invalid context, invalid handle: a stream of another thread's context
+# CUDA_ERROR_INVALID_CONTEXT and _INVALID_HANDLE: the calling thread has no device, or another one, current. Making the
+# right one current costs 0.5 us, so where there is one GPU only, that is done when a launch says so.
+_NO_CONTEXT = (201, 400)
+_no_context = _NO_CONTEXT[0]
 
 
 def _driver() -> Any:
@@ -89,6 +92,8 @@ class Gpu:
     shared_per_multiprocessor : int
     cache_bytes : int
         Size of the L2 cache.
+    alone : bool
+        Whether it is the only one: then no thread can have another one current.
     """
 
     index: int
@@ -98,6 +103,7 @@ class Gpu:
     shared_bytes: int
     shared_per_multiprocessor: int
     cache_bytes: int
+    alone: bool
     context: Any = field(repr=False, compare=False)
 
 
@@ -130,6 +136,7 @@ def open_gpu(index: int) -> Gpu:
         shared_bytes=ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         shared_per_multiprocessor=ask("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
         cache_bytes=ask("L2_CACHE_SIZE"),
+        alone=count == 1,
         context=context,
     )
 
@@ -173,6 +180,21 @@ def copy(gpu: Gpu, target: int, source: int, size: int, stream: int = 0) -> None
     driver = _driver()
     with on(gpu):
         _check(driver.cuMemcpyAsync(target, source, size, driver.CUstream(stream)), f"copy {size} bytes")
+
+
+def copy_rows(  # noqa: PLR0917
+    gpu: Gpu, target: int, source: int, shape: tuple[int, int], pitch: int, stream: int
+) -> None:
+    """Queue the copy of `shape` = (rows, bytes), rows `pitch` bytes apart at `source`, side by side to `target`."""
+    rows, width = shape
+    driver = _driver()
+    kind = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    box = driver.CUDA_MEMCPY2D()
+    box.srcMemoryType, box.srcDevice, box.srcPitch = kind, source, max(pitch, width)
+    box.dstMemoryType, box.dstDevice, box.dstPitch = kind, target, width
+    box.WidthInBytes, box.Height = width, rows
+    with on(gpu):
+        _check(driver.cuMemcpy2DAsync(box, driver.CUstream(stream)), f"copy {rows:,} rows")
 
 
 class Buffer:
@@ -316,7 +338,7 @@ class Launch:
         if stream != self._stream:
             self._stream, self._handle = stream, self._stream_type(stream)
         kernel = self.kernel
-        status = self._queue(kernel)
+        status = self._queue(kernel) if kernel.gpu.alone else _no_context
         if status:
             if int(status) in _NO_CONTEXT:
                 with on(kernel.gpu):
@@ -381,7 +403,7 @@ class Graph:
         """Queue the launches on `stream`, a CUstream as a number."""
         if stream != self._stream:
             self._stream, self._handle = stream, self._stream_type(stream)
-        status = self._call(self._exec, self._handle)[0]
+        status = self._call(self._exec, self._handle)[0] if self.gpu.alone else _no_context
         if status:
             if int(status) in _NO_CONTEXT:
                 with on(self.gpu):
