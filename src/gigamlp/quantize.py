@@ -116,7 +116,7 @@ def _scales(peak: Array, codes: Array | None) -> Array:
         scale = np.where(peak == 0, 1.0, peak / np.where(top == 0, 1.0, top)).astype(np.float32)
     if not np.isfinite(scale).all():
         raise Unsupported(
-            f"layer 0's weights times the input scale reach {peak.max():.3g}; their float32 scale overflows"
+            f"layer 0's weights times the input scale reach {peak.max():.3g}: too large a scale for float32"
         )
     return np.maximum(scale, np.finfo(np.float32).tiny)
 
