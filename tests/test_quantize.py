@@ -122,6 +122,7 @@ def test_tiny_weights_keep_a_normal_scale():
         ),
         (lambda: quantise(one([[1e38]], input_scale=1e5)), Unsupported, "reach 1e.43: too large a scale"),
         (lambda: integer_form(one([[1e38]], input_offset=1e5)), Unsupported, "a bias of 1e.43 in layer 0"),
+        (lambda: integer_form(one([[2e36]], [-3e38])), Unsupported, r"layer 0 can reach 8\..*e.38, beyond float32"),
         (lambda: integer_form(one([[1e37]])), Unsupported, r"layer 0 can reach 2\..*e.39, beyond float32"),
     ],
 )

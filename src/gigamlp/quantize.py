@@ -195,7 +195,10 @@ def _first_ends(codes: Array, scale: Array, bias: Array, span: tuple[int, int]) 
     below = np.minimum(codes, 0).sum(axis=1, dtype=np.int64)
     least, most = span
     low, high = above * least + below * most, above * most + below * least
-    return _widened(low * scale + bias, high * scale + bias, np.maximum(-low, high) * scale + np.abs(bias))
+    magnitude = np.maximum(-low, high) * scale + np.abs(bias)
+    if magnitude.max() > _FLOAT_MAX:  # even if the bias brought it back: the product comes first
+        raise Unsupported(f"layer 0 can reach {magnitude.max():.3g}, beyond float32")
+    return _widened(low * scale + bias, high * scale + bias, magnitude)
 
 
 def _next_ends(weight: Array, bias: Array, ends: _Ends) -> _Ends:
