@@ -27,10 +27,12 @@ def kernel(values, grid, block, shared):
     """The fused kernel's signature, with the answers of `MLP`."""
     x, stride, weights, out, out2, rows, table, batches = values
     assert at(weights, (4,), np.uint8).tolist() == [1, 2, 3, 4]
-    assert (stride, grid, block, shared) == (FEATURES, 7, 64, 1000)
+    assert (stride >= FEATURES, grid, block, shared) == (True, 7, 64, 1000)
     jobs = at(table, (batches, 4), np.int64).tolist() if table else [[x, out, out2, rows]]
     for source, first, second, count in jobs:
-        logits = MLP.logits(at(source, (count, FEATURES), np.uint8).copy())
+        span = at(source, ((count - 1) * stride + FEATURES,), np.uint8)
+        rows_read = np.lib.stride_tricks.as_strided(span, (count, FEATURES), (stride, 1))
+        logits = MLP.logits(rows_read.copy())
         at(first, (count,), np.uint8)[:] = MLP.class_ids(logits)
         if second:
             top = np.sort(logits, axis=1)
@@ -59,6 +61,7 @@ def make(fake, output="class", graph=False, x=None):
         grid=lambda rows, batches: 7,
         features=FEATURES,
         alignment=16,
+        stride_fits=lambda stride: stride >= FEATURES and stride % 2 == 0,
         outputs=outputs,
     )
     return CudaFusedRunner(program, Spec("cuda:0", BATCH, "uint8", output), Variant.of(graph=graph), x)
@@ -123,11 +126,31 @@ def test_rows_that_the_kernel_cannot_read_in_place_are_copied_on_the_device(fake
     runner = make(fake)
     wide = draw(3, (BATCH, 16))
     held = Buffer.of(runner.input.gpu, wide)
-    x = Foreign(held, offset=3, strides=(16, 1))
+    x = Foreign(held, offset=3, strides=(16, 1))  # an odd address
     np.testing.assert_array_equal(runner.run(x).numpy(), ids(wide[:, 3 : 3 + FEATURES]))
     x = Foreign(held, offset=1)  # contiguous, but at an odd address
     np.testing.assert_array_equal(runner.run(x).numpy(), ids(wide.ravel()[1:31].reshape(BATCH, FEATURES)))
-    assert [each[0] for each in launches(fake)] == ["copy rows", "launch"] * 2
+    odd = Buffer.of(runner.input.gpu, draw(3, (BATCH, 7)))
+    x = Foreign(odd, strides=(7, 1))  # an odd stride
+    np.testing.assert_array_equal(runner.run(x).numpy(), ids(odd.numpy()[:, :FEATURES]))
+    assert [each[0] for each in launches(fake)] == ["copy rows", "launch"] * 3
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_rows_with_a_stride_that_fits_are_read_where_they_lie(fake, graph):
+    runner = make(fake, graph=graph)
+    wide = draw(3, (BATCH, 16))
+    held = Buffer.of(runner.input.gpu, wide)
+    np.testing.assert_array_equal(runner.run(Foreign(held, strides=(16, 1))).numpy(), ids(wide[:, :FEATURES]))
+    assert launches(fake) == [("launch", 0)]
+    x = draw(4)  # the stride of one run does not stay for the next
+    np.testing.assert_array_equal(runner.run(Buffer.of(runner.input.gpu, x)).numpy(), ids(x))
+    bound = runner.bind(Foreign(held, strides=(16, 1)))
+    np.testing.assert_array_equal(bound.run(bound.input).numpy(), ids(wide[:, :FEATURES]))
+    many = runner.bind_many([Foreign(held, strides=(16, 1)), Foreign(held, strides=(16, 1), offset=16)])
+    assert many.run().numpy()[0].tolist() == ids(wide[:, :FEATURES]).tolist()
+    with pytest.raises(InvalidInput, match=r"strides are \[6, 16\]"):
+        runner.bind_many([Foreign(held, strides=(16, 1)), Buffer.of(runner.input.gpu, x)])
 
 
 def test_the_producers_stream_is_waited_for(fake):

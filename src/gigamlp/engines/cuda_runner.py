@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from gigamlp.kernels.cuda.arrays import View, view_of
 from gigamlp.kernels.cuda.driver import Buffer, Gpu, Graph, Kernel, Launch, copy_rows, synchronize, wait_for
 from gigamlp.spec import Spec, Variant
 
-__all__ = ["CudaFusedRunner", "ManyBatches", "Program", "allocate", "open_torch"]
+__all__ = ["CudaFusedRunner", "ManyBatches", "Program", "allocate", "open_torch", "plain"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,11 @@ class Program:
     grid : callable
         (rows of each batch, batches of a launch) -> blocks of the grid.
     features : int
-        Width of a row; rows lie that many bytes apart.
+        Width of a row.
     alignment : int
         What the address of the first row must be a multiple of.
+    stride_fits : callable
+        (bytes from row to row) -> whether the kernel reads such rows.
     outputs : tuple of (shape without the batch, dtype)
         The kernel's one or two outputs.
     """
@@ -47,14 +50,15 @@ class Program:
     grid: Callable[[int, int], int]
     features: int
     alignment: int
+    stride_fits: Callable[[int], bool]
     outputs: tuple[tuple[tuple[int, ...], str], ...]
 
-    def launch(self, rows: int, x: int, outs: Sequence[int], table: int = 0, batches: int = 1) -> Launch:
-        """Return the launch for `rows` rows at address `x`, with the answers at `outs`."""
+    def launch(self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1) -> Launch:
+        """Return the launch for `rows` rows, `x` = (address, stride), with the answers at the addresses `outs`."""
         first, second = (*outs, 0)[:2]
         arguments = (
-            ctypes.c_void_p(x),
-            ctypes.c_longlong(self.features),
+            ctypes.c_void_p(x[0]),
+            ctypes.c_longlong(x[1]),
             ctypes.c_void_p(self.weights.pointer),
             ctypes.c_void_p(first),
             ctypes.c_void_p(second),
@@ -76,6 +80,15 @@ def open_torch() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
+def plain(device: str) -> AbstractContextManager[None]:
+    """Return what a runner is built in: with torch, no gradients and ordinary (not inference) tensors."""
+    if open_torch() is None:
+        return nullcontext()
+    from gigamlp.engines.torch_runner import plain_torch
+
+    return plain_torch(device)
+
+
 def allocate(torch: Any, gpu: Gpu, shape: tuple[int, ...], dtype: str) -> tuple[Any, int]:
     """Return new device memory, as a tensor if there is torch, and its address."""
     if torch is None:
@@ -90,8 +103,8 @@ class CudaFusedRunner:
 
     Rows may be a torch tensor (then the work is queued on torch's current stream), any array in device memory with
     ``__cuda_array_interface__`` or DLPack, or a NumPy array (copied into the static input first). They need not be the
-    static input: the kernel is given their address. Rows that the kernel cannot read where they lie (strides other
-    than one row after the other, an address that is not aligned) are copied into the static input first, on the device.
+    static input: the kernel is given their address and the stride from row to row. Rows that it cannot read where they
+    lie (a stride or an address that is not aligned as it needs) are copied into the static input first, on the device.
 
     With ``graph=yes`` a run on the static input replays a CUDA Graph; a run on other rows is a plain launch.
 
@@ -112,17 +125,19 @@ class CudaFusedRunner:
         self._shape = (spec.batch, program.features)
         if x is None:
             self.input, address = allocate(torch, gpu, self._shape, spec.input_dtype)
+            place = (address, program.features)
             if torch is not None:
                 self.input.zero_()
             else:
                 self.input.fill(np.zeros(self._shape, spec.input_dtype))
         else:
-            self.input, address = x, self._readable(view_of(x))
+            self.input, place = x, self._readable(view_of(x))
         made = [allocate(torch, gpu, (spec.batch, *shape), dtype) for shape, dtype in program.outputs]
         self._outs = [address for _, address in made]
         self._answer: Any = made[0][0] if len(made) == 1 else tuple(each for each, _ in made)
-        self._own = program.launch(spec.batch, address, self._outs)
-        self._other = program.launch(spec.batch, address, self._outs)
+        self._own = program.launch(spec.batch, place, self._outs)
+        self._other = program.launch(spec.batch, (place[0], program.features), self._outs)
+        self._dense = program.stride_fits(program.features)
         self._graph = Graph([self._own]) if variant.get("graph") else None
         self._go: Callable[[int], None] | None = self._graph or self._own
         self._current_stream = _stream_of(torch, gpu.index)
@@ -157,6 +172,7 @@ class CudaFusedRunner:
             and x.dtype is self._dtype
             and x.device == self._device
             and x.is_contiguous()
+            and self._dense
         ):
             address = x.data_ptr()
             if not address % self._alignment:
@@ -170,7 +186,7 @@ class CudaFusedRunner:
         if isinstance(x, np.ndarray):
             self._load(x)
             return self.run(self.input)
-        go, other = self._go, self._other
+        go = self._go
         assert go is not None
         is_tensor = self._torch is not None and isinstance(x, self._torch.Tensor)
         stream = self._current_stream() if is_tensor else self.stream
@@ -182,8 +198,8 @@ class CudaFusedRunner:
             self._copy(view, stream)
             go(stream)
             return self._answer
-        other.arguments[0].value = view.pointer
-        other(stream)
+        strided = self._program.launch(self.spec.batch, (view.pointer, view.strides[0]), self._outs)
+        strided(stream)
         return self._answer
 
     def bind(self, x: Any) -> CudaFusedRunner:
@@ -202,8 +218,11 @@ class CudaFusedRunner:
         """
         if self._go is None:
             raise InvalidInput("this runner is closed; build another")
-        addresses = [self._readable(view_of(x)) for x in xs]
-        return ManyBatches(self, self._program, self._torch, list(xs), addresses)
+        places = [self._readable(view_of(x)) for x in xs]
+        strides = sorted({stride for _, stride in places})
+        if len(strides) > 1:
+            raise InvalidInput(f"the rows of all batches must be equally far apart; here the strides are {strides}")
+        return ManyBatches(self, self._program, self._torch, list(xs), places)
 
     def close(self) -> None:
         """Free buffers and graph, after the device has finished with them."""
@@ -227,20 +246,20 @@ class CudaFusedRunner:
 
     def _plain(self, view: View) -> bool:
         """Whether the kernel can read the rows where they lie."""
-        width = self._program.features
-        in_line = view.strides[1] in (1, width) if width == 1 else view.strides[1] == 1
-        one_after_the_other = len(view.shape) == 2 and (view.strides[0] == width or view.shape[0] == 1)
-        return in_line and one_after_the_other and view.pointer % self._program.alignment == 0
+        program = self._program
+        side_by_side = view.strides[1] == 1 or program.features == 1
+        return side_by_side and program.stride_fits(view.strides[0]) and view.pointer % program.alignment == 0
 
-    def _readable(self, view: View) -> int:
-        """Return the address of rows that stay where they are, or say why the kernel cannot read them there."""
+    def _readable(self, view: View) -> tuple[int, int]:
+        """Return address and stride of rows that stay where they are, or say why the kernel cannot read them there."""
         self._check(view.shape, view.dtype, view.device)
         if not self._plain(view):
             raise InvalidInput(
-                f"rows that a runner is bound to must lie one after the other, at an address that is a multiple of "
-                f"{self._program.alignment}; these have strides {view.strides} and the address {view.pointer:#x}"
+                f"rows that a runner is bound to must lie where its kernel can read them: at an address that is a "
+                f"multiple of {self._program.alignment}, in rows without gaps between features; these have strides "
+                f"{view.strides} and the address {view.pointer:#x}"
             )
-        return view.pointer
+        return view.pointer, view.strides[0]
 
     def _load(self, x: np.ndarray[Any, Any]) -> None:
         """Copy rows in host memory into the static input."""
@@ -272,7 +291,7 @@ class ManyBatches:
     """
 
     def __init__(
-        self, runner: CudaFusedRunner, program: Program, torch: Any, inputs: list[Any], addresses: list[int]
+        self, runner: CudaFusedRunner, program: Program, torch: Any, inputs: list[Any], places: list[tuple[int, int]]
     ) -> None:
         if not inputs:
             raise InvalidInput("there must be at least one batch")
@@ -282,11 +301,11 @@ class ManyBatches:
         self.outputs: Any = made[0][0] if len(made) == 1 else tuple(each for each, _ in made)
         sizes = [batch * int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in program.outputs]
         table = np.zeros((count, 4), np.int64)
-        for index, address in enumerate(addresses):
+        for index, (address, _) in enumerate(places):
             outs = [base + index * size for (_, base), size in zip(made, sizes, strict=True)]
             table[index] = (address, *(*outs, 0)[:2], batch)
         self._table = Buffer.of(gpu, table)
-        self._launch = program.launch(batch, 0, (0,), self._table.pointer, count)
+        self._launch = program.launch(batch, (0, places[0][1]), (0,), self._table.pointer, count)
         self._current_stream = _stream_of(torch, gpu.index)
         self._torch = torch
         self._finish = weakref.finalize(self, synchronize, gpu)
