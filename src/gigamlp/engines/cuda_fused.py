@@ -6,7 +6,7 @@ How the kernel works is in ``docs/kernels.md``; the arithmetic (scheme ``w8``) i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gigamlp.engines.base import Runner
@@ -40,9 +40,9 @@ class CudaFused:
     are uint8, or int32 with ``dtype=int32``; logits float32, or float16 with ``dtype=float16``. Machine code is kept on
     disk, so that a network is compiled once (about a second a variant). Needs neither a CUDA compiler nor torch.
 
-    Variants: ``path`` (how rows reach the tensor cores: direct, ring, window, split), ``tiles``, ``warps``, ``stages``
-    (see ``docs/kernels.md``), ``graph`` (whether runs on the static input replay a CUDA Graph), ``dtype`` of the
-    answers. A variant may name some of them only; the most promising one that has these is then run.
+    Variants: ``path`` (how rows reach the tensor cores: direct, ring, window, split), ``tiles``, ``warps``, ``stages``,
+    ``weights`` (see ``docs/kernels.md``), ``graph`` (whether runs on the static input replay a CUDA Graph), ``dtype``
+    of the answers. A variant may name some of them only; the most promising one that has these is then run.
     """
 
     name = "cuda_fused"
@@ -83,8 +83,8 @@ class CudaFused:
         """Compile the code of every variant into the cache, one after the other, and yield it."""
         gpu, seen = _open(spec.device), set()
         for choice in _choices(gpu, mlp, spec, full):
-            if choice.config not in seen:
-                seen.add(choice.config)
+            if (key := (choice.network, choice.config)) not in seen:
+                seen.add(key)
                 yield _compiled(gpu, choice)[1]
 
 
@@ -131,16 +131,15 @@ def _choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
     out = []
     for dtype in dtypes if full else dtypes[:1]:
         network = network_of(integer, output=spec.output, dtype=dtype)
-        found = configs(network, capability=gpu.capability, shared_bytes=gpu.shared_bytes, rows=spec.batch, full=full)
+        found = configs(network, gpu.capability, gpu.shared_bytes, spec.batch, full=full)
         if not found:
             raise Unsupported(
                 f"no form of the fused kernel fits {mlp!r} into {gpu.shared_bytes:,} bytes of shared memory"
             )
         for graph in graphs:
             for c in found:
-                variant = Variant.of(
-                    path=c.path, tiles=c.tiles, warps=c.warps, stages=c.stages, graph=graph, dtype=dtype
-                )
+                options = {**asdict(c), "graph": graph, "dtype": dtype}
+                variant = Variant.from_json(options)
                 out.append(_Choice(variant, integer, network, c))
     return out
 
@@ -177,7 +176,7 @@ def _compiled(gpu: Gpu, choice: _Choice) -> tuple[Generated, Cubin]:
     from gigamlp.kernels.cuda.cache import cubin_for
     from gigamlp.kernels.cuda.source import generate
 
-    made = generate(choice.network, choice.config, capability=gpu.capability)
+    made = generate(choice.network, choice.config)
     return made, cubin_for(made.source, architecture(gpu.capability))
 
 
@@ -199,7 +198,7 @@ def _program(gpu: Gpu, choice: _Choice) -> Program:
         raise Unsupported(
             f"a block of {made.block} threads and {made.shared_bytes:,} bytes of shared memory does not fit on this GPU"
         )
-    blob: Any = pack(choice.integer, choice.network, choice.config)
+    blob: Any = pack(choice.integer, choice.network, choice.config.wide)
     return Program(
         gpu=gpu,
         kernel=kernel,

@@ -198,7 +198,7 @@ class CudaFusedRunner:
             self._copy(view, stream)
             go(stream)
             return self._answer
-        strided = self._program.launch(self.spec.batch, (view.pointer, view.strides[0]), self._outs)
+        strided = self._program.launch(self.spec.batch, (view.pointer, self._stride(view)), self._outs)
         strided(stream)
         return self._answer
 
@@ -248,7 +248,11 @@ class CudaFusedRunner:
         """Whether the kernel can read the rows where they lie."""
         program = self._program
         side_by_side = view.strides[1] == 1 or program.features == 1
-        return side_by_side and program.stride_fits(view.strides[0]) and view.pointer % program.alignment == 0
+        return side_by_side and program.stride_fits(self._stride(view)) and view.pointer % program.alignment == 0
+
+    def _stride(self, view: View) -> int:
+        """Bytes from row to row; one row alone has no such thing, whatever its array says."""
+        return view.strides[0] if view.shape[0] > 1 else self._program.features
 
     def _readable(self, view: View) -> tuple[int, int]:
         """Return address and stride of rows that stay where they are, or say why the kernel cannot read them there."""
@@ -259,7 +263,7 @@ class CudaFusedRunner:
                 f"multiple of {self._program.alignment}, in rows without gaps between features; these have strides "
                 f"{view.strides} and the address {view.pointer:#x}"
             )
-        return view.pointer, view.strides[0]
+        return view.pointer, self._stride(view)
 
     def _load(self, x: np.ndarray[Any, Any]) -> None:
         """Copy rows in host memory into the static input."""
