@@ -1,4 +1,4 @@
-"""The kernel's source, specialised: ``fused.cu`` behind the ``#define``s of a network and a path, and how to launch it."""
+"""The kernel's source, specialised: ``#define``s of a network and a path before the CUDA C++, and how to launch it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def generate(network: Network, config: Config) -> Generated:
     >>> network = Network(784, 0, 784, 40, (10,), ("relu", "identity"), "softmax", "class", "uint8", False, ((0, 784),))
     >>> made = generate(network, Config("ring", 1, 7, 2))
     >>> made.block, made.shared_bytes, made.packed_bytes, made.grid(1024, 1, 132, 1)
-    (224, 209200, 33216, 64)
+    (224, 209008, 33280, 64)
     """
     layout = layout_of(network)
     copied_from = {"shared": 0, "later": layout.affine, "global": layout.total}[config.weights]
@@ -111,8 +111,13 @@ def generate(network: Network, config: Config) -> Generated:
         "SHARED_FROM": copied_from,
     }
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
-    body = files("gigamlp.kernels.cuda").joinpath("fused.cu").read_text(encoding="utf-8")
-    return Generated(head + body, NAME, network, config)
+    folder = files("gigamlp.kernels.cuda")
+    texts = [folder.joinpath(name).read_text(encoding="utf-8") for name in _files(config)]
+    return Generated("".join([head, *texts]), NAME, network, config)
+
+
+def _files(config: Config) -> tuple[str, ...]:
+    return ("ptx.cuh", "fused.cuh", "ring.cu" if config.wide else f"{config.path}.cu")
 
 
 def _list(values: object) -> str:
