@@ -605,6 +605,16 @@ def test_runners_are_built_once_and_closed(mlp: gm.MLP, monkeypatch: pytest.Monk
     assert engine.closed == 3
 
 
+def test_narrow_ids_of_a_runner_become_int64(mlp: gm.MLP, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(ManualClock(), ids="uint8")
+    monkeypatch.setattr(registry, "engine", lambda name: engine)
+    x = rows(21)
+    with gm.Session(mlp, device="cpu", engine="fake", batch=(8,)) as session:
+        ids = session.class_ids(x)
+    assert ids.dtype == np.int64
+    np.testing.assert_array_equal(ids, mlp.class_ids(mlp.logits(x)))
+
+
 def test_without_a_plan(mlp: gm.MLP) -> None:
     with gm.Session(mlp, device="cpu") as session:
         assert "engine 'torch_eager', the default without a plan" in session.explain()
