@@ -71,7 +71,7 @@ CASES = (
 def reference(hidden: int, window: tuple[int, int] | None = None) -> gm.MLP:
     """The int8 reference network of that width; with a window, what is left of it there."""
     with np.load(REFERENCE) as data:
-        q, s, b1, w2, b2 = (data[f"u8_int8_H{hidden}_{key}"] for key in ("q", "s", "b1", "W2", "b2"))
+        q, s, b1, w2, b2 = (data[f"h{hidden}.{key}"] for key in ("q", "s", "b1", "W2", "b2"))
     codes = q.T if window is None else q.T[:, window[0] : window[1]]
     return gm.MLP(
         [gm.Layer(codes * s[:, None], b1, "relu"), gm.Layer(w2.T, b2)],
