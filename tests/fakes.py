@@ -60,7 +60,7 @@ class FakeRunner:
             raise RuntimeError("the device fell off the bus\nsecond line")
         z = self.mlp.logits(x) + self.owner.distort.get(self.variant, 0.0)
         if self.spec.output == "class":
-            return self.mlp.class_ids(z)
+            return self.mlp.class_ids(z).astype(self.owner.ids)
         if self.spec.output == "margin":
             top = np.sort(z, axis=1)
             return self.mlp.class_ids(z), top[:, -1] - top[:, -2]
@@ -83,6 +83,7 @@ class FakeEngine:
     name: str = "fake"
     compiles: bool = False
     integer: bool = False
+    ids: str = "int64"
     offered: Sequence[Variant] = (Variant(),)
     reason: str | None = None
     refuses: dict[Variant, str] = field(default_factory=dict)

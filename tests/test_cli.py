@@ -524,6 +524,20 @@ def test_train_passes_its_options_on(call, clusters, monkeypatch):
     assert gm.load("model.safetensors").name == "mine"
 
 
+def test_an_output_path_that_cannot_work_is_refused_before_the_work(call, tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    for words in (
+        ("train", "--out", tmp_path / "folder"),
+        ("optimize", "no-such-model", "--out", tmp_path / "folder"),
+        ("bench", "no-such-model", "--out", tmp_path / "file" / "x.json"),
+        ("reproduce", "--out", tmp_path / "file" / "x"),
+    ):
+        code, _, err = call(*map(str, words))
+        assert code == 2, err
+        assert "director" in err
+
+
 def test_a_failed_training_leaves_the_old_model(call, clusters, monkeypatch):
     def fit_ridge(x, y, **options):
         raise KeyboardInterrupt

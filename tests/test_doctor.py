@@ -194,6 +194,22 @@ def test_a_bug_in_an_engine_is_not_hidden(monkeypatch):
         diagnose()
 
 
+@pytest.mark.parametrize(
+    ("driver", "fits", "other"),
+    [
+        ("580.159.03", "cuda13", "cuda12"),
+        ("610.1", "cuda13", "cuda12"),
+        (None, "cuda13", "cuda12"),
+        ("575.57", "cuda12", "cuda13"),
+    ],
+)
+def test_of_the_cuda_extras_the_one_that_fits_the_driver_is_shown(monkeypatch, driver, fits, other):
+    monkeypatch.setattr(doctor_module.nvml, "driver_version", lambda: driver)
+    extras = diagnose()["extras"]
+    assert fits in extras
+    assert other not in extras
+
+
 def test_extras_say_what_is_missing(monkeypatch):
     monkeypatch.setattr(doctor_module, "_EXTRAS", {"one": ("numpy",), "two": ("numpy", "no-such-package-here")})
     assert diagnose()["extras"] == {"one": [], "two": ["no-such-package-here"]}

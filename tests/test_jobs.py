@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,27 @@ def test_a_row_carries_speed_accuracy_and_roof(fake) -> None:
     assert row.roof_share == pytest.approx(16 * 72 / 1e9 / 16e-3)
     assert len(done.latency_samples[job.key]) == 10
     assert fake.built == fake.closed
+
+
+def test_answers_count_as_many_bytes_as_the_runner_writes(fake) -> None:
+    fake.ids = "uint8"
+    mlp = make_mlp((600, 8, 3))  # operations are no limit: 4,824 MACs a row at 1e12/s
+    roofs = replace(ROOFS, macs_s={"int8": 1e12})
+    fake.integer = True
+    x = probe_rows(mlp, "uint8", rows=50)
+    job = Job(mlp, Spec(batch=16), "fake", Variant(), "cold")
+    row = measure_jobs([job], x, mlp.class_ids(mlp.logits(x)), fake.clock, roofs, repeats=5, min_s=0.1).rows[0]
+    assert row.accuracy == 1
+    assert row.roof_share == pytest.approx(16 * (600 + 1) / 1e9 / 16e-3)
+
+
+def test_an_integer_engine_is_held_against_the_rate_of_integers(fake) -> None:
+    fake.integer = True
+    mlp = make_mlp()
+    x = probe_rows(mlp, "uint8", rows=50)
+    roofs = replace(ROOFS, macs_s={"int8": 1e6, "uint8": 1.0})
+    row = measure_jobs([Job(mlp, Spec(batch=16), "fake", Variant())], x, None, fake.clock, roofs, min_s=0.1).rows[0]
+    assert row.roof_share == pytest.approx(16 * 72 / 1e6 / 16e-3)
 
 
 def test_cold_rows_count_their_bytes(fake) -> None:

@@ -605,6 +605,16 @@ def test_runners_are_built_once_and_closed(mlp: gm.MLP, monkeypatch: pytest.Monk
     assert engine.closed == 3
 
 
+def test_narrow_ids_of_a_runner_become_int64(mlp: gm.MLP, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(ManualClock(), ids="uint8")
+    monkeypatch.setattr(registry, "engine", lambda name: engine)
+    x = rows(21)
+    with gm.Session(mlp, device="cpu", engine="fake", batch=(8,)) as session:
+        ids = session.class_ids(x)
+    assert ids.dtype == np.int64
+    np.testing.assert_array_equal(ids, mlp.class_ids(mlp.logits(x)))
+
+
 def test_without_a_plan(mlp: gm.MLP) -> None:
     with gm.Session(mlp, device="cpu") as session:
         assert "engine 'torch_eager', the default without a plan" in session.explain()
@@ -709,6 +719,27 @@ def test_a_cpu_session_survives_a_fork(mlp: gm.MLP) -> None:
     assert queue.get(timeout=30) == mlp.predict(rows(3)).tolist()
     child.join(60)
     session.close()
+
+
+def test_a_torch_session_works_in_a_forked_child() -> None:
+    """With the parent's thread count the child would wait for ever for threads that it does not have."""
+    big = gm.MLP([gm.Layer(np.ones((64, 512)), activation="relu"), gm.Layer(np.ones((3, 64)))])
+    x = np.ones((600, 512), np.uint8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with gm.Session(big, device="cpu", engine="torch_eager", batch=600) as session:
+            expected = session.predict(x).tolist()
+            context = multiprocessing.get_context("fork")
+            queue = context.Queue()
+            child = context.Process(target=lambda: queue.put(session.predict(x).tolist()), daemon=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child.start()
+            assert queue.get(timeout=60) == expected
+            child.join(60)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_torch_defaults_of_the_caller_do_not_matter(mlp: gm.MLP) -> None:

@@ -125,6 +125,16 @@ class TestJudge:
         assert "relative" in judge(bad, mlp, bad.build(mlp, spec), gate).rejected
 
 
+def test_validation_rows_that_the_input_dtype_cannot_hold_are_refused() -> None:
+    mlp = make_mlp()
+    x = probe_rows(mlp, "uint8", rows=20)
+    for bad in (x / 255 + 0.1, x.astype(np.int64) + 256, x.astype(np.int64) - 300):
+        with pytest.raises(InvalidInput, match="uint8 cannot"):
+            make_gate(mlp, "uint8", (bad, None))
+    assert make_gate(mlp, "uint8", (x.astype(np.float64), None)).x.dtype == np.uint8
+    assert make_gate(mlp, "float32", (x / 255, None)).given
+
+
 def test_impossible_gates_are_refused() -> None:
     mlp = make_mlp()
     x = probe_rows(mlp, "uint8", rows=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gigamlp.errors import InvalidInput, Unsupported
@@ -166,8 +167,21 @@ class TestOptimize:
         assert plan.mlp_digest == mlp.digest()
         assert all(c.logit_error is not None and c.logit_error < 1e-3 for c in plan.winners)
 
+    def test_numbers_of_numpy_are_numbers(self) -> None:
+        mlp = make_mlp()
+        plan = optimize(mlp, "cpu", np.int64(4), engines=["numpy"], effort=Effort(min_s=0.002))
+        assert plan.winners[0].spec == Spec(batch=4)
+
+    def test_a_budget_is_shared_by_the_specs(self) -> None:
+        plan = optimize(make_mlp(), "cpu", (1, 8, 64), engines=["numpy"], budget_s=0.05)
+        assert len(plan.winners) == 3
+
     def test_refusals(self) -> None:
         mlp = make_mlp()
+        with pytest.raises(InvalidInput, match="budget_s"):
+            optimize(mlp, device="cpu", budget_s=0)
+        with pytest.raises(InvalidInput, match="threads"):
+            optimize(mlp, device="cpu", threads=100_000)
         with pytest.raises(InvalidInput, match="batch is empty"):
             optimize(mlp, device="cpu", batch=())
         with pytest.raises(InvalidInput, match="unknown engine 'warp_drive'"):

@@ -29,8 +29,10 @@ _PUBLIC = {
     "Scheme": "gigamlp.mlp",
     "Session": "gigamlp.session",
     "Spec": "gigamlp.spec",
+    "agreement": "gigamlp.quantize",
     "load": "gigamlp.mlp",
     "optimize": "gigamlp.tune",
+    "quantise": "gigamlp.quantize",
     "data": "",
     "engines": "",
     "errors": "",
@@ -47,12 +49,14 @@ __all__ = [
     "Session",
     "Spec",
     "__version__",
+    "agreement",
     "data",
     "engines",
     "errors",
     "load",
     "measure",
     "optimize",
+    "quantise",
     "train",
 ]
 
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
     from gigamlp import data, engines, errors, measure, train
     from gigamlp.mlp import MLP, Layer, Scheme, load
     from gigamlp.plan import Plan
+    from gigamlp.quantize import agreement, quantise
     from gigamlp.record import Record
     from gigamlp.session import Session
     from gigamlp.spec import Spec

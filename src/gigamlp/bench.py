@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from gigamlp.engines.registry import engine as get_engine
@@ -17,7 +16,7 @@ from gigamlp.measure.clock import Clock, clock_for
 from gigamlp.mlp import MLP
 from gigamlp.record import Record, Row
 from gigamlp.spec import Spec
-from gigamlp.trial import Gate, class_indices, cold_count, make_gate, probe_rows
+from gigamlp.trial import Gate, as_input, class_indices, cold_count, make_gate, probe_rows
 from gigamlp.tune import Effort, try_candidates
 
 __all__ = ["bench"]
@@ -134,14 +133,7 @@ def _rows(
         return rows, None, gate
     x, y = mlp.check_rows(data[0]), data[1]
     targets = None if y is None or mlp.head not in ("softmax", "sigmoid") else class_indices(mlp, y)
-    if spec.input_dtype in ("uint8", "int8") and x.dtype != np.dtype(spec.input_dtype):
-        cast = x.astype(spec.input_dtype)
-        if not np.array_equal(cast, x):
-            raise InvalidInput(
-                f"the data ({x.dtype}) holds values that {spec.input_dtype} cannot; time float32 instead"
-            )
-        x = cast
-    return x, targets, gate
+    return as_input(x, spec.input_dtype, "the data"), targets, gate
 
 
 @dataclass(frozen=True)

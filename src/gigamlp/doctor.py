@@ -19,6 +19,8 @@ __all__ = ["diagnose", "render"]
 # extra -> the packages that it needs, by distribution name
 _EXTRAS = {
     "torch": ("torch", "nvidia-ml-py"),
+    "cuda12": ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc-cu12"),
+    "cuda13": ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"),
     "sklearn": ("scikit-learn",),
     "onnx": ("onnx", "onnxruntime"),
     "openvino": ("openvino",),
@@ -70,7 +72,7 @@ def diagnose(*, roofs: bool = False) -> dict[str, Any]:
     return {
         "versions": telemetry.versions(),
         "devices": devices,
-        "extras": {name: _missing(packages) for name, packages in _EXTRAS.items()},
+        "extras": {name: _missing(_EXTRAS[name]) for name in _fitting_extras(nvml.driver_version())},
         "caches": _caches(),
         "warnings": _warnings(devices, os.environ),
     }
@@ -132,6 +134,16 @@ def _unavailable(name: str, device: str) -> str | None:
 
 
 # ---- the rest -------------------------------------------------------------------------------------------------------
+
+
+def _fitting_extras(driver: str | None) -> list[str]:
+    """Return the extras that make sense here: of the two CUDA lines the one that the driver can load code of.
+
+    Drivers from 580 on load code of CUDA 13 (CUDA compatibility guide, table 2). Without a driver the newer is shown.
+    """
+    major = (driver or "").partition(".")[0]
+    other = "cuda13" if major.isdecimal() and int(major) < 580 else "cuda12"
+    return [name for name in _EXTRAS if name != other]
 
 
 def _missing(packages: tuple[str, ...]) -> list[str]:

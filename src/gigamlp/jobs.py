@@ -264,8 +264,8 @@ def _roof_share(bench: _Bench, times: Throughput, roofs: Roofs | None) -> float 
     if roofs is None:
         return None
     job, spec = bench.job, bench.job.spec
-    moved = (row_bytes(job.mlp, spec) + answer_bytes(job.mlp, spec)) * spec.batch
-    compute = str(job.variant.get("compute") or spec.input_dtype)
+    moved = row_bytes(job.mlp, spec) * spec.batch + answer_bytes(bench.runner)
+    compute = str(job.variant.get("compute") or ("int8" if get_engine(job.engine).integer else spec.input_dtype))
     floor = roofs.floor_seconds(moved, job.mlp.macs * spec.batch, compute, in_cache=bench.in_cache)
     link = roofs.h2d_pinned_bytes_s  # the wire's limit for pageable rows too: small ones are staged by the driver
     if spec.is_cuda and job.residence.startswith("host") and link is not None:

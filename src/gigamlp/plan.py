@@ -173,6 +173,8 @@ class Plan:
             parts.append(f"{c.samples_per_s / 1e6:10.3f} M/s {c.wall_us:10.2f} us")
         if c.p50_us is not None:
             parts.append(f"p50 {c.p50_us:.1f} us")
+        if 0 < c.repeats < 5:
+            parts.append(f"only {c.repeats} repeats")
         if c.accuracy is not None:
             parts.append(f"accuracy {c.accuracy:.4f}")
         launches = self.break_even_launches(c)

@@ -6,32 +6,27 @@ them selected on held-out rows, the final benchmark; then the rows that the arti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gigamlp.errors import InvalidInput
 from gigamlp.guard import guard_rail
 from gigamlp.jobs import Job, measure_jobs
-from gigamlp.measure.clock import Clock, clock_for
 from gigamlp.measure.roofline import Roofs
 from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate, Plan
 from gigamlp.quoted import quoted_rows
 from gigamlp.record import Record, Row
 from gigamlp.reproduce_settings import Settings, settings_for
+from gigamlp.reproduce_training import Data, Progress, Training
 from gigamlp.spec import Spec
 from gigamlp.trial import cold_count, make_gate
 from gigamlp.tune import Effort, try_candidates
 
 __all__ = ["Reproduction", "reproduce"]
-
-Array = NDArray[Any]
-Progress = Callable[[int, int, str], None]
-Data = tuple[Array, Array, Array, Array]
 
 
 @dataclass(frozen=True)
@@ -92,35 +87,17 @@ def reproduce(
     return _Story(place, settings, seed, progress, data).run(command)
 
 
-class _Story:
+class _Story(Training):
     """The steps of one reproduction, in order; each leaves what the next one needs."""
 
     def __init__(
         self, device: str, settings: Settings, seed: int, progress: Progress | None, data: Data | None
     ) -> None:
-        from gigamlp.data import hold_out, load_mnist
-
-        self.device, self.settings, self.seed = device, settings, seed
-        self.clock: Clock = clock_for(device)
-        self.began = self.clock.now()
-        self.deadline = self.began + settings.budget_s
-        self._progress = progress
-        self.say(0, "reading MNIST")
-        x, y, x_test, y_test = load_mnist() if data is None else data
-        self.x_test: Array = x_test
-        self.y_test: Array = y_test
-        rows = min(settings.holdout, len(x) // 6)
-        self.x_fit, self.y_fit, self.x_val, self.y_val = hold_out(x, y, rows=rows, seed=seed)
-        self.models: dict[str, MLP] = {}
+        super().__init__(device, settings, seed, progress, data)
         self.candidates: dict[str, list[Candidate]] = {}
-        self.notes: dict[str, Any] = {}
-        self.missing: list[Row] = []
         self.screened: dict[str, list[Candidate]] = {}
+        self.missing: list[Row] = []
         self.cache_bytes = 0
-
-    def say(self, percent: int, text: str) -> None:
-        if self._progress is not None:
-            self._progress(percent, 100, text)
 
     def run(self, command: str) -> Reproduction:
         from gigamlp.engines.probes import measure_roofs
@@ -147,109 +124,14 @@ class _Story:
         plans = {name: self.plan(name, found) for name, found in self.candidates.items()}
         return Reproduction(record, plans, self.models, self.summary(selected))
 
-    # ---- training -------------------------------------------------------------------------------------------------
-
-    def fit_ridge(self) -> None:
-        from gigamlp.train import fit_ridge_widths
-
-        widths = self.settings.widths
-        self.say(2, f"ridge-ELM at {len(widths)} widths")
-        fits = fit_ridge_widths(self.x_fit, self.y_fit, widths, seed=self.seed, device=self.device)
-        self.notes["ridge"] = []
-        for width, fit in fits.items():
-            mlp = fit.mlp.with_(name=f"ridge-{width}")
-            self.models[mlp.name] = mlp
-            self.notes["ridge"].append(
-                {
-                    "hidden": width,
-                    "validation_accuracy": self.accuracy(mlp, self.x_val, self.y_val),
-                    "test_accuracy": self.accuracy(mlp, self.x_test, self.y_test),
-                    "solver": fit.solver,
-                    "jitter": fit.jitter,
-                    "alpha": fit.alpha,
-                    "seconds": fit.seconds,
-                }
-            )
-
-    def accuracy(self, mlp: MLP, x: Array, y: Array) -> float:
-        return float(np.mean(mlp.predict(x) == y))
-
-    def finetune(self, survivors: Sequence[int]) -> str:
-        """Fine-tune the survivors from their ridge solution; return the best by held-out accuracy.
-
-        One that misses the accuracy target is only returned if all do.
-        """
-        from gigamlp.train import fit_finetune
-
-        self.notes["finetune"] = []
-        scores: dict[str, float] = {}
-        for index, width in enumerate(survivors):
-            text = f"fine-tuning 784-{width}-10 ({index + 1} of {len(survivors)})"
-            self.say(25 + 20 * index // len(survivors), text)
-            if index and self.clock.now() >= self.deadline:
-                self.notes["finetune"].append({"hidden": [width], "skipped": "the budget had ended"})
-                continue
-            fit = fit_finetune(
-                self.models[f"ridge-{width}"],
-                self.x_fit,
-                self.y_fit,
-                epochs=self.settings.epochs,
-                seed=self.seed,
-                device=self.device,
-                validation=(self.x_val, self.y_val),
-            )
-            mlp = fit.mlp.with_(name=f"finetuned-{width}")
-            self.models[mlp.name] = mlp
-            scores[mlp.name] = self.note_training(mlp, fit)
-        good = {name: score for name, score in scores.items() if score >= self.settings.accuracy_min}
-        self.notes["accuracy_target"] = {
-            "accuracy_min": self.settings.accuracy_min,
-            "missed": sorted(set(scores) - set(good)),
-        }
-        return max(good or scores, key=lambda name: scores[name])
-
-    def finetuned(self) -> list[str]:
-        """The fine-tuned survivors of the guard-rail, the baseline first."""
-        return [name for name in self.models if name.startswith("finetuned-")]
-
-    def train_reader(self) -> None:
-        from gigamlp.train import fit_finetune
-
-        self.say(50, "training the reader's 784-40-10")
-        fit = fit_finetune(
-            None,
-            self.x_fit,
-            self.y_fit,
-            hidden=40,
-            epochs=self.settings.epochs,
-            seed=self.seed,
-            device=self.device,
-            validation=(self.x_val, self.y_val),
-        )
-        self.models["reader-40"] = fit.mlp.with_(name="reader-40")
-        self.note_training(self.models["reader-40"], fit)
-
-    def note_training(self, mlp: MLP, fit: Any) -> float:
-        score = self.accuracy(mlp, self.x_val, self.y_val)
-        self.notes.setdefault("finetune", []).append(
-            {
-                "name": mlp.name,
-                "hidden": list(mlp.hidden),
-                "validation_accuracy": score,
-                "test_accuracy": self.accuracy(mlp, self.x_test, self.y_test),
-                "seconds": fit.seconds,
-                "compile_s": fit.compile_s,
-            }
-        )
-        return score
-
     # ---- choosing -------------------------------------------------------------------------------------------------
 
-    def try_network(self, mlp: MLP, spec: Spec, effort: Effort) -> list[Candidate]:
-        """Try every candidate for one network and Spec, and keep them for its Plan."""
+    def try_network(self, mlp: MLP, spec: Spec, effort: Effort, *, bounded: bool = True) -> list[Candidate]:
+        """Try every candidate for one network and Spec, within the budget if `bounded`; keep them for its Plan."""
         floor = self.accuracy(mlp, self.x_val, self.y_val) - self.settings.accuracy_loss_max
         gate = make_gate(mlp, spec.input_dtype, (self.x_val, self.y_val), min_accuracy=max(floor, 0.0))
-        found = try_candidates(mlp, spec, gate, self.clock, effort=effort, deadline=self.deadline)
+        deadline = self.deadline if bounded else None
+        found = try_candidates(mlp, spec, gate, self.clock, effort=effort, deadline=deadline)
         self.candidates.setdefault(mlp.name, []).extend(found)
         return found
 
@@ -257,12 +139,15 @@ class _Story:
         return Spec(self.device, batch, input_dtype or self.settings.input_dtype, output, **more)
 
     def screen(self) -> list[int]:
-        """Time every width without compilation, apply the guard-rail, return the surviving widths."""
+        """Time every width, apply the guard-rail, return the surviving widths.
+
+        The budget does not cut this short: widths that were tried with unlike effort could not be compared.
+        """
         s = self.settings
         speeds: dict[str, float | None] = {}
         for index, width in enumerate(s.widths):
             self.say(15 + 10 * index // len(s.widths), f"timing every variant of 784-{width}-10")
-            found = self.try_network(self.models[f"ridge-{width}"], self.spec(s.batch), s.screen)
+            found = self.try_network(self.models[f"ridge-{width}"], self.spec(s.batch), s.screen, bounded=False)
             best = min((c for c in found if c.rejected is None), key=lambda c: c.cost_us, default=None)
             speeds[str(width)] = None if best is None else best.samples_per_s
         verdicts = guard_rail(

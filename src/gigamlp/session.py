@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -273,6 +274,9 @@ class Session:
             )
         self._pid = os.getpid()
         self._runners.renew_lock()
+        torch = sys.modules.get("torch")
+        if torch is not None:  # the threads of its pool stayed in the parent, and waiting for them would never end
+            torch.set_num_threads(1)
 
     # ---- rows in --------------------------------------------------------------------------------------------------
 

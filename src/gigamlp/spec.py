@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from gigamlp.errors import InvalidInput
 __all__ = ["INPUT_DTYPES", "OUTPUTS", "Spec", "Variant"]
 
 INPUT_DTYPES = ("uint8", "int8", "float16", "bfloat16", "float32")
+MAX_THREADS = 1024  # thread pools of tens of thousands end in a segmentation fault
 OUTPUTS = ("class", "margin", "logits", "proba")
 
 Option = str | int | bool
@@ -28,8 +30,8 @@ class Spec:
         Rows per run, at least 1.
     input_dtype : {"uint8", "int8", "float16", "bfloat16", "float32"}
     output : {"class", "margin", "logits", "proba"}
-        ``class`` is int64 class indices [batch]; ``margin`` is class indices with the difference of the two largest
-        logits; ``logits`` [batch, outputs]; ``proba`` [batch, classes].
+        ``class`` is class indices [batch], whole numbers; ``margin`` is class indices with the difference of the two
+        largest logits; ``logits`` [batch, outputs]; ``proba`` [batch, classes].
     input_on : {"device", "host"}
         Where the rows live when a run begins.
     threads : int or None
@@ -52,7 +54,11 @@ class Spec:
         kind, _, index = self.device.partition(":")
         if kind not in ("cpu", "cuda") or (kind == "cuda" and not index.isdecimal()) or (kind == "cpu" and index):
             raise InvalidInput(f"device must be 'cpu' or 'cuda:N', got {self.device!r}")
-        if not isinstance(self.batch, int) or isinstance(self.batch, bool) or self.batch < 1:
+        try:
+            object.__setattr__(self, "batch", operator.index(self.batch))
+        except TypeError:
+            raise InvalidInput(f"batch must be a whole number of rows >= 1, got {self.batch!r}") from None
+        if isinstance(self.batch, bool) or self.batch < 1:
             raise InvalidInput(f"batch must be a whole number of rows >= 1, got {self.batch!r}")
         if self.input_dtype not in INPUT_DTYPES:
             raise InvalidInput(f"input_dtype must be one of {', '.join(INPUT_DTYPES)}; got {self.input_dtype!r}")
@@ -60,8 +66,8 @@ class Spec:
             raise InvalidInput(f"output must be one of {', '.join(OUTPUTS)}; got {self.output!r}")
         if self.input_on not in ("device", "host"):
             raise InvalidInput(f"input_on must be 'device' or 'host', got {self.input_on!r}")
-        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
-            raise InvalidInput(f"threads must be None or a whole number >= 1, got {self.threads!r}")
+        if self.threads is not None and (type(self.threads) is not int or not 1 <= self.threads <= MAX_THREADS):
+            raise InvalidInput(f"threads must be None or a whole number in 1..{MAX_THREADS}, got {self.threads!r}")
 
     @property
     def is_cuda(self) -> bool:

@@ -74,11 +74,10 @@ def row_bytes(mlp: MLP, spec: Spec) -> int:
     return mlp.features_read * _ITEM_BYTES[spec.input_dtype]
 
 
-def answer_bytes(mlp: MLP, spec: Spec) -> int:
-    """Bytes of one answer, as the engines write it."""
-    wide = 4 if spec.input_dtype not in ("float16", "bfloat16") else 2
-    classes = 2 if mlp.head == "sigmoid" else mlp.outputs
-    return {"class": 8, "margin": 12, "logits": mlp.outputs * wide, "proba": classes * 4}[spec.output]
+def answer_bytes(runner: Runner) -> int:
+    """Bytes of the answers of one run, as the runner writes them."""
+    y = runner.run(runner.input)
+    return sum(int(part.nbytes) for part in (y if isinstance(y, tuple) else (y,)))
 
 
 def cold_count(mlp: MLP, spec: Spec, cache_bytes: int) -> int:
@@ -195,6 +194,23 @@ def class_indices(mlp: MLP, y: ArrayLike) -> NDArray[np.int64]:
     return np.asarray(ids, dtype=np.int64)
 
 
+def as_input(x: Array, input_dtype: str, what: str) -> Array:
+    """Return `x` as an integer input dtype if that loses nothing; rows for a float input are returned as they are.
+
+    Raises
+    ------
+    InvalidInput
+        If a value would change.
+    """
+    if input_dtype not in ("uint8", "int8") or x.dtype == np.dtype(input_dtype):
+        return x
+    with np.errstate(invalid="ignore"):
+        cast = x.astype(input_dtype)
+    if not np.array_equal(cast, x):
+        raise InvalidInput(f"{what} ({x.dtype}) hold values that {input_dtype} cannot; use input dtype float32")
+    return cast
+
+
 def make_gate(
     mlp: MLP,
     input_dtype: str,
@@ -225,6 +241,7 @@ def make_gate(
         x, y = mlp.check_rows(validation[0]), validation[1]
         if len(x) == 0:
             raise DataError("validation holds no rows")
+        x = as_input(x, input_dtype, "the validation rows")
         if y is not None and len(np.asarray(y)) != len(x):
             raise DataError(f"validation has {len(x)} rows, but {len(np.asarray(y))} labels")
         if y is None and min_accuracy is not None:

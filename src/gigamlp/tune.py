@@ -128,16 +128,21 @@ def optimize(
 
     effort = effort or Effort()
     place = resolve_device(device)
-    batches = [batch] if isinstance(batch, int) else list(batch)
+    if budget_s is not None and not budget_s > 0:
+        raise InvalidInput(f"budget_s must be a positive number of seconds, got {budget_s}")
+    batches = list(batch) if isinstance(batch, Iterable) else [batch]
     if not batches:
         raise InvalidInput("batch is empty; name at least one batch size")
     specs = [Spec(place, b, input_dtype, output, threads=threads) for b in dict.fromkeys(batches)]
     gate = make_gate(mlp, input_dtype, validation, min_accuracy=min_accuracy, max_disagreement=max_disagreement)
     clock = clock_for(place)
-    deadline = None if budget_s is None else clock.now() + budget_s
+    began, deadline = clock.now(), None
     candidates: list[Candidate] = []
     for index, spec in enumerate(specs):
         part = _part(progress, index, len(specs))
+        if budget_s is not None:  # what is left, shared by the Specs that are left: one cannot eat all of it
+            end = began + budget_s
+            deadline = clock.now() + max(end - clock.now(), 0.0) / (len(specs) - index)
         candidates += try_candidates(
             mlp, spec, gate, clock, effort=effort, engines=engines, deadline=deadline, progress=part
         )
@@ -157,7 +162,7 @@ def optimize(
     )
     for spec in specs:
         if plan.winner(spec) is None:
-            _explain_no_winner(plan, spec, deadline is not None and clock.now() >= deadline)
+            _explain_no_winner(plan, spec, budget_s is not None and clock.now() >= began + budget_s)
     return plan
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from gigamlp.cli.context import DEFAULTS, Common, Context, Given, UsageError
+from gigamlp.cli.context import DEFAULTS, Common, Context, Given, UsageError, check_out
 from gigamlp.cli.options import (
     Batches,
     DataPath,
@@ -72,6 +72,7 @@ def bench(
     """
     if not model:
         raise UsageError("name at least one MODEL: a .safetensors file, or the word ridge")
+    check_out(out)
     from gigamlp.bench import bench as measure
 
     records = []

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Annotated, Any
 
 from cyclopts import Parameter
@@ -22,6 +23,21 @@ _PIPE_WIDTH = 240  # columns where no terminal says how wide it is: tables are t
 
 class UsageError(Exception):
     """The command line does not make sense: exit code 2."""
+
+
+def check_out(path: Path | None, *, folder: bool = False) -> None:
+    """Refuse an output path that cannot work, before any work is done for it."""
+    if path is None:
+        return
+    if not folder and path.is_dir():
+        raise UsageError(f"--out names the file to write, and {path} is a directory")
+    for place in (path, *path.parents) if folder else path.parents:
+        if place.exists():
+            if not place.is_dir():
+                raise UsageError(f"--out {path}: {place} is a file, not a directory")
+            if not os.access(place, os.W_OK):
+                raise UsageError(f"--out {path}: {place} may not be written to")
+            return
 
 
 @Parameter(name="*")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gigamlp.cli.context import DEFAULTS, Common, Given
+from gigamlp.cli.context import DEFAULTS, Common, Given, check_out
 from gigamlp.cli.options import (
     Batches,
     Budget,
@@ -66,6 +66,7 @@ def optimize(
     from gigamlp.tune import Effort
     from gigamlp.tune import optimize as tune
 
+    check_out(out)
     mlp = load(model)
     validation = None
     if data is not None or labels is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gigamlp.cli.context import DEFAULTS, Common, Context, Given
+from gigamlp.cli.context import DEFAULTS, Common, Context, Given, check_out
 from gigamlp.cli.options import Budget, Device, Seed
 from gigamlp.cli.tables import rows_table
 from gigamlp.errors import Unsupported
@@ -50,6 +50,7 @@ def reproduce(
     from gigamlp.report.figures import require_matplotlib
     from gigamlp.reproduce import reproduce as run
 
+    check_out(out, folder=True)
     try:
         require_matplotlib()
     except Unsupported as error:

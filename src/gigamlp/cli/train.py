@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
-from gigamlp.cli.context import DEFAULTS, Common, Context, Given, UsageError
+from gigamlp.cli.context import DEFAULTS, Common, Context, Given, UsageError, check_out
 from gigamlp.cli.options import DataPath, Device, LabelsPath, Seed, Widths
 from gigamlp.cli.tables import values_table
 from gigamlp.report.layout import percent
@@ -79,6 +79,7 @@ def train(
     from gigamlp.data import hold_out
     from gigamlp.mlp import load
 
+    check_out(out)
     dataset = with_labels(load_dataset(data, labels))
     x: Any = dataset.x
     y: Any = dataset.y

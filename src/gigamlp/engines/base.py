@@ -37,7 +37,8 @@ class Runner(Protocol):
     def run(self, x: Any) -> Any:
         """Run on exactly `batch` rows on the device and return the output buffer, valid until the next run.
 
-        On CUDA the work is queued on the caller's current stream; nothing is synchronised.
+        Class ids are int64, or a narrower integer type that holds them all. On CUDA the work is queued on the caller's
+        current stream; nothing is synchronised.
         """
         ...
 

@@ -1,0 +1,212 @@
+"""Engine ``cuda_fused``: bytes into integer tensor cores, every layer and the argmax in one kernel, made for the MLP.
+
+How the kernel works is in ``docs/kernels.md``; the arithmetic (scheme ``w8``) in ``docs/quantisation.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from gigamlp.engines.base import Runner
+from gigamlp.errors import DeviceError, InvalidInput, ModelError, Unsupported
+from gigamlp.integer import RANGES, Integer
+from gigamlp.kernels.cuda.compile import architecture, toolchain_problem
+from gigamlp.kernels.cuda.driver import Gpu, driver_cuda, open_gpu
+from gigamlp.measure.clock import stopwatch
+from gigamlp.mlp import MLP
+from gigamlp.quantize import integer_form
+from gigamlp.spec import Spec, Variant
+
+if TYPE_CHECKING:
+    from gigamlp.engines.cuda_runner import CudaFusedRunner, Program
+    from gigamlp.kernels.cuda.compile import Cubin
+    from gigamlp.kernels.cuda.paths import Config
+    from gigamlp.kernels.cuda.shape import Network
+    from gigamlp.kernels.cuda.source import Generated
+
+__all__ = ["CudaFused"]
+
+# Above this many rows a launch costs nothing beside the run (2 us of some 20), with a graph or without.
+_GRAPH_ROWS = 65_536
+_DTYPES = {"class": ("uint8", "int32"), "margin": ("uint8", "int32"), "logits": ("float32", "float16")}
+
+
+class CudaFused:
+    """Run the MLP as one CUDA kernel, specialised to it and compiled by NVRTC when a runner is built.
+
+    Rows must be uint8 or int8; the first layer is int8 (scheme ``w8``), later ones float16 with float32 sums. Class ids
+    are uint8, or int32 with ``dtype=int32``; logits float32, or float16 with ``dtype=float16``. Machine code is kept on
+    disk, so that a network is compiled once (about a second a variant). Needs neither a CUDA compiler nor torch.
+
+    Variants: ``path`` (how rows reach the tensor cores: direct, ring, window, split), ``tiles``, ``warps``, ``stages``,
+    ``weights`` (see ``docs/kernels.md``), ``graph`` (whether runs on the static input replay a CUDA Graph), ``dtype``
+    of the answers. A variant may name some of them only; the most promising one that has these is then run.
+    """
+
+    name = "cuda_fused"
+    integer = True
+    compiles = False
+
+    def unavailable(self, device: str) -> str | None:
+        """Return why this engine cannot run on `device`, or None."""
+        try:
+            _open(device)
+        except Unsupported as error:
+            return error.reason
+        return None
+
+    def variants(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
+        """Return the variants worth measuring, the most promising first. Raises `Unsupported` as `build` does."""
+        return [each.variant for each in _choices(_open(spec.device), mlp, spec, full)]
+
+    def build(self, mlp: MLP, spec: Spec, variant: Variant | None = None) -> Runner:
+        """Return a runner; see `Engine.build`.
+
+        Raises
+        ------
+        InvalidInput
+            If `variant` names an option that does not exist.
+        """
+        from gigamlp.engines.cuda_runner import plain
+
+        with stopwatch() as watch:
+            gpu = _open(spec.device)
+            choice = _find(_choices(gpu, mlp, spec, full=variant is not None), variant)
+            with plain(spec.device):
+                runner = _build(gpu, choice, spec)
+        runner.build_s = watch.seconds
+        return runner
+
+    def compile_all(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Iterator[Cubin]:
+        """Compile the code of every variant into the cache, one after the other, and yield it."""
+        gpu, seen = _open(spec.device), set()
+        for choice in _choices(gpu, mlp, spec, full):
+            if (key := (choice.network, choice.config)) not in seen:
+                seen.add(key)
+                yield _compiled(gpu, choice)[1]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A variant, and what the kernel's generator makes of it."""
+
+    variant: Variant
+    integer: Integer
+    network: Network
+    config: Config
+
+
+def _open(device: str) -> Gpu:
+    """Return the GPU, or raise `Unsupported` with why the fused kernel cannot run on it."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        raise Unsupported("the fused kernel is CUDA code; it needs a CUDA device")
+    problem = toolchain_problem()
+    if problem is not None:
+        raise Unsupported(problem)
+    try:
+        problem = toolchain_problem(driver_cuda())
+        gpu = None if problem else open_gpu(int(index or 0))
+    except DeviceError as error:
+        raise Unsupported(str(error)) from error
+    if gpu is None:
+        raise Unsupported(str(problem))
+    architecture(gpu.capability)
+    return gpu
+
+
+def _choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
+    from gigamlp.kernels.cuda.paths import configs
+    from gigamlp.kernels.cuda.shape import network_of
+
+    _refuse(mlp, spec)
+    try:
+        integer = integer_form(mlp, spec.input_dtype)
+    except ModelError as error:
+        raise Unsupported(str(error)) from error
+    dtypes = _DTYPES.get(spec.output, ("float32",))
+    graphs = (True, False) if full or spec.batch <= _GRAPH_ROWS else (False,)
+    out = []
+    for dtype in dtypes if full else dtypes[:1]:
+        network = network_of(integer, output=spec.output, dtype=dtype)
+        found = configs(network, gpu.capability, gpu.shared_bytes, spec.batch, full=full)
+        if not found:
+            raise Unsupported(
+                f"no form of the fused kernel fits {mlp!r} into {gpu.shared_bytes:,} bytes of shared memory"
+            )
+        for graph in graphs:
+            for c in found:
+                options = {**asdict(c), "graph": graph, "dtype": dtype}
+                variant = Variant.from_json(options)
+                out.append(_Choice(variant, integer, network, c))
+    return out
+
+
+def _refuse(mlp: MLP, spec: Spec) -> None:
+    if spec.input_dtype not in RANGES:
+        raise Unsupported(f"the fused kernel multiplies bytes: rows must be uint8 or int8, not {spec.input_dtype}")
+    if spec.input_on == "host":
+        raise Unsupported("the fused kernel takes rows that are on the device; copy them first (input_on='device')")
+    if spec.output in ("class", "margin") and mlp.head not in ("softmax", "sigmoid"):
+        raise Unsupported(f"head {mlp.head!r} has no single class per row; ask for logits")
+    if spec.output == "proba" and mlp.head == "regression":
+        raise Unsupported("head 'regression' has no probabilities; ask for logits")
+
+
+def _find(choices: Sequence[_Choice], variant: Variant | None) -> _Choice:
+    """Return the first choice that has all the options that `variant` names."""
+    asked = {} if variant is None else variant.to_json()
+    known = choices[0].variant.to_json()
+    unknown = sorted(set(asked) - set(known))
+    if unknown:
+        raise InvalidInput(f"unknown options {', '.join(unknown)}; known: {', '.join(known)}")
+    for choice in choices:
+        if asked.items() <= choice.variant.to_json().items():
+            return choice
+    forms = dict.fromkeys(choice.config.label for choice in choices)
+    raise Unsupported(
+        f"no form of the fused kernel is {Variant.from_json(asked).label!r} for this network and batch; there are: "
+        f"{'; '.join(forms)}, each with graph=yes and graph=no"
+    )
+
+
+def _compiled(gpu: Gpu, choice: _Choice) -> tuple[Generated, Cubin]:
+    from gigamlp.kernels.cuda.cache import cubin_for
+    from gigamlp.kernels.cuda.source import generate
+
+    made = generate(choice.network, choice.config)
+    return made, cubin_for(made.source, architecture(gpu.capability))
+
+
+def _build(gpu: Gpu, choice: _Choice, spec: Spec) -> CudaFusedRunner:
+    from gigamlp.engines.cuda_runner import CudaFusedRunner
+
+    return CudaFusedRunner(_program(gpu, choice), spec, choice.variant)
+
+
+def _program(gpu: Gpu, choice: _Choice) -> Program:
+    from gigamlp.engines.cuda_runner import Program
+    from gigamlp.kernels.cuda.driver import Buffer, Kernel
+    from gigamlp.kernels.cuda.pack import pack
+
+    made, cubin = _compiled(gpu, choice)
+    kernel = Kernel(gpu, cubin.image, made.name, made.shared_bytes)
+    resident = kernel.blocks_per_multiprocessor(made.block)
+    if resident < 1:
+        raise Unsupported(
+            f"a block of {made.block} threads and {made.shared_bytes:,} bytes of shared memory does not fit on this GPU"
+        )
+    blob: Any = pack(choice.integer, choice.network, choice.config.wide)
+    return Program(
+        gpu=gpu,
+        kernel=kernel,
+        weights=Buffer.of(gpu, blob),
+        block=made.block,
+        grid=lambda rows, batches: int(made.grid(rows, batches, gpu.multiprocessors, resident)),
+        features=choice.integer.mlp.features,
+        alignment=made.alignment,
+        stride_fits=made.stride_fits,
+        outputs=tuple((tuple(shape), str(dtype)) for shape, dtype in made.outputs),
+    )

@@ -1,0 +1,1 @@
+"""Kernels: native code that engines launch, and the Python that specialises it."""

@@ -1,0 +1,363 @@
+// One small MLP in one kernel: rows of bytes in, answers out. README.md beside this says what goes in and comes out.
+//
+// source.py writes #defines before this text: the network (K, K_OFFSET, FEATURES, H0, LATER, WIDTHS, ACTIVATIONS,
+// CLASSES, HEAD, OUTPUT, SIGNED_ROWS, ID, VALUE_BITS), the packed weights' sections (AFFINE_AT, BIAS_AT, WEIGHT_AT,
+// PACKED_BYTES), and the path with its sizes (PATH, ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM).
+//
+// A warp computes TILES tiles of 16 rows. In the fragments of mma.m16n8k32 a lane (g = lane / 4, t = lane % 4) has words
+// of rows g and g + 8 and of output g. A sum over features does not care about their order, so each lane takes 16
+// consecutive bytes of a row at a time and the codes are packed to match: no shuffles, no transposes.
+enum { DIRECT, RING, WINDOW, SPLIT };                                  // PATH
+enum { IDENTITY, RELU, TANH, LOGISTIC, GELU, GELU_TANH, SILU };        // ACTIVATIONS
+enum { SOFTMAX, SIGMOID, MULTILABEL, REGRESSION };                     // HEAD
+enum { CLASS, MARGIN, LOGITS, PROBA };                                 // OUTPUT
+
+constexpr bool IN_SHARED = PATH == RING || PATH == WINDOW;             // where the rows are when they are multiplied
+constexpr int ROWS = TILES * 16;
+constexpr int THREADS = WARPS * 32;
+constexpr int NB = (H0 + 7) / 8;                                       // blocks of 8 first-layer outputs
+// The features, padded to 16: units of 64 (16 bytes a lane), then at most one of 32 and one of 16. From shared memory,
+// two units make 128 features, of which a lane takes 32 in a row: then 8 lanes read from 32 different banks.
+constexpr int UNITS = (K + 15) / 16 / 4;
+constexpr int WIDE = IN_SHARED ? UNITS / 2 : 0;
+constexpr int HAS_8 = (K + 15) / 16 % 4 / 2;
+constexpr int HAS_4 = (K + 15) / 16 % 2;
+constexpr int CODES_8 = UNITS * NB * 512;                              // where the codes of the small units begin
+constexpr int CODES_4 = CODES_8 + HAS_8 * NB * 256;
+constexpr int FRAGMENTS = NB * 512;                                    // bytes of one tile's sums
+
+constexpr int widths[] = {H0, WIDTHS}, activations[] = {ACTIVATIONS}, biases[] = {BIAS_AT}, weights[] = {WEIGHT_AT};
+
+// ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+// sums[16 rows][8 outputs] += bytes[16][32] x codes[32][8]: a0, a2 of row g, a1, a3 of row g + 8
+DEVICE void mma_32(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  mma_m16n8k32(c, a0, a1, a2, a3, b0, b1);
+#else  // Turing: the same words in the same lanes
+  mma_m8n8k16(c[0], c[1], a0, b0);
+  mma_m8n8k16(c[2], c[3], a1, b0);
+  mma_m8n8k16(c[0], c[1], a2, b1);
+  mma_m8n8k16(c[2], c[3], a3, b1);
+#endif
+}
+
+DEVICE void mma_16(int (&c)[4], u32 a0, u32 a1, u32 b) {
+#if __CUDA_ARCH__ >= 800
+  mma_m16n8k16(c, a0, a1, b);
+#else
+  mma_m8n8k16(c[0], c[1], a0, b);
+  mma_m8n8k16(c[2], c[3], a1, b);
+#endif
+}
+
+DEVICE void mma_half(float (&c)[4], const u32 (&a)[4], uint2 b) {
+#if __CUDA_ARCH__ >= 800
+  mma_half_k16(c, a[0], a[1], a[2], a[3], b.x, b.y);
+#else
+  mma_half_k8(c, a[0], a[1], b.x);
+  mma_half_k8(c, a[2], a[3], b.y);
+#endif
+}
+
+template <int A> DEVICE float activate(float v) {
+  if constexpr (A == RELU) return fmaxf(v, 0.f);
+  else if constexpr (A == TANH) return tanhf(v);
+  else if constexpr (A == LOGISTIC) return 1.f / (1.f + expf(-v));
+  else if constexpr (A == GELU) return 0.5f * v * (1.f + erff(v * 0.70710678f));
+  else if constexpr (A == GELU_TANH) return 0.5f * v * (1.f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
+  else if constexpr (A == SILU) return v / (1.f + expf(-v));
+  else return v;
+}
+
+// activation, then rounding to two float16 in a word, `low` in its lower half
+template <int A> DEVICE u32 halves(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (A == RELU) return two_halves_relu(low, high);
+  else return two_halves(activate<A>(low), activate<A>(high));
+#else
+  return half_of(activate<A>(low)) | (u32)half_of(activate<A>(high)) << 16;
+#endif
+}
+
+// ---- which rows -----------------------------------------------------------------------------------------------------
+
+struct Job {       // what the kernel was given
+  const u8* x;
+  void *out, *out2;
+  i64 stride, rows;
+  const i64* table;
+  u32 per_batch;   // steps of ROWS rows in a batch
+};
+
+struct Place {     // one step: rows `first` .. of a batch of `rows`
+  const u8* x;
+  void *out, *out2;
+  i64 first, rows;
+};
+
+DEVICE Place find(const Job& job, u32 step) {
+  if (!job.table) return {job.x, job.out, job.out2, (i64)step * ROWS, job.rows};
+  const u32 batch = step / job.per_batch;
+  const i64* entry = job.table + 4 * batch;
+  return {(const u8*)__ldg(entry), (void*)__ldg(entry + 1), (void*)__ldg(entry + 2),
+          (i64)(step - batch * job.per_batch) * ROWS, __ldg(entry + 3)};
+}
+
+// ---- words of rows and codes ----------------------------------------------------------------------------------------
+
+template <int W> struct Words { u32 w[W / 4]; };
+
+DEVICE void put(Words<16>& v, uint4 u) { v.w[0] = u.x; v.w[1] = u.y; v.w[2] = u.z; v.w[3] = u.w; }
+DEVICE void put(Words<8>& v, uint2 u) { v.w[0] = u.x; v.w[1] = u.y; }
+DEVICE void put(Words<4>& v, u32 u) { v.w[0] = u; }
+
+template <int W> struct Vector;
+template <> struct Vector<16> { typedef uint4 type; };
+template <> struct Vector<8> { typedef uint2 type; };
+template <> struct Vector<4> { typedef u32 type; };
+
+template <int W> DEVICE Words<W> codes_at(const u8* p) {
+  Words<W> v;
+  if constexpr (SHARED_FROM == 0) put(v, *(const typename Vector<W>::type*)p);
+  else put(v, __ldg((const typename Vector<W>::type*)p));
+  return v;
+}
+
+// the word at p, a multiple of 4; bytes from `end` on are no part of the rows, and 0
+DEVICE u32 word_at(const u8* p, const u8* end) {
+  if constexpr (IN_SHARED) return *(const u32*)p;
+  if (p + 4 <= end) return __ldg((const u32*)p);
+  u32 v = 0;
+  if constexpr (ALIGN == 1)
+    for (int i = 0; i < 3; i++) if (p + i < end) v |= (u32)__ldg(p + i) << 8 * i;
+  return v;
+}
+
+// W bytes of a row. What follows the last feature may be anything: its codes are 0.
+template <int W> DEVICE Words<W> row_at(const u8* p, const u8* end) {
+  Words<W> v;
+  if constexpr (ALIGN == 16 && IN_SHARED) {
+    put(v, *(const typename Vector<W>::type*)p);
+  } else if constexpr (ALIGN == 16 && W == 16) {
+    put(v, load_once(p));
+  } else if constexpr (ALIGN == 16) {
+    put(v, __ldg((const typename Vector<W>::type*)p));
+  } else if constexpr (ALIGN == 4) {
+#pragma unroll
+    for (int i = 0; i < W / 4; i++) v.w[i] = word_at(p + 4 * i, end);
+  } else {
+    const u32 shift = (u32)(u64)p % 4;
+    const u8* q = p - shift;
+    u32 low = word_at(q, end);
+#pragma unroll
+    for (int i = 0; i < W / 4; i++) {
+      u32 high = word_at(q + 4 * i + 4, end);
+      v.w[i] = __funnelshift_r(low, high, 8 * shift);
+      low = high;
+    }
+  }
+  return v;
+}
+
+typedef int Sums[TILES][NB][4];
+
+DEVICE void clear(Sums& sums) {
+#pragma unroll
+  for (int m = 0; m < TILES; m++)
+#pragma unroll
+    for (int j = 0; j < NB; j++) sums[m][j][0] = sums[m][j][1] = sums[m][j][2] = sums[m][j][3] = 0;
+}
+
+template <int W> DEVICE void multiply(int (&c)[4], const Words<W>& a, const Words<W>& b, const Words<W>& w) {
+  if constexpr (W == 4) mma_16(c, a.w[0], b.w[0], w.w[0]);
+#pragma unroll
+  for (int i = 0; i < W / 8; i++) mma_32(c, a.w[2 * i], b.w[2 * i], a.w[2 * i + 1], b.w[2 * i + 1], w.w[2 * i], w.w[2 * i + 1]);
+}
+
+// one unit of features: sums += rows x codes. rows[2 m] and rows[2 m + 1] are rows g and g + 8 of tile m
+template <int W> DEVICE void multiply(Sums& sums, const Words<W> (&rows)[2 * TILES], const u8* codes, int lane) {
+#pragma unroll
+  for (int j = 0; j < NB; j++) {
+    const Words<W> w = codes_at<W>(codes + (j * 32 + lane) * W);
+#pragma unroll
+    for (int m = 0; m < TILES; m++) multiply(sums[m][j], rows[2 * m], rows[2 * m + 1], w);
+  }
+}
+
+// where lane t's 16 bytes of a unit begin
+DEVICE int unit_at(int unit, int t) {
+  return unit < 2 * WIDE ? unit / 2 * 128 + unit % 2 * 16 + t * 32 : unit * 64 + t * 16;
+}
+DEVICE int unit_8_at(int t) { return UNITS * 64 + t * 8; }
+DEVICE int unit_4_at(int t) { return UNITS * 64 + HAS_8 * 32 + t * 4; }
+
+// ---- from sums to answers -------------------------------------------------------------------------------------------
+
+// first layer, before its activation: outputs 8 j + 2 t and the next one, of rows g (0, 1) and g + 8 (2, 3)
+DEVICE void first_layer(float (&v)[4], const int (&sums)[4], const u8* rest, int j, int t) {
+  const float4 s = *(const float4*)(rest + AFFINE_AT - SHARED_FROM + (j * 8 + 2 * t) * 8);
+  // two roundings, as in the reference: no fused multiply-add
+  v[0] = __fadd_rn(__fmul_rn(__int2float_rn(sums[0]), s.x), s.y);
+  v[1] = __fadd_rn(__fmul_rn(__int2float_rn(sums[1]), s.z), s.w);
+  v[2] = __fadd_rn(__fmul_rn(__int2float_rn(sums[2]), s.x), s.y);
+  v[3] = __fadd_rn(__fmul_rn(__int2float_rn(sums[3]), s.z), s.w);
+}
+
+DEVICE float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
+  return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
+}
+
+DEVICE float quad_sum(float v) {
+  v += __shfl_xor_sync(~0u, v, 1);
+  return v + __shfl_xor_sync(~0u, v, 2);
+}
+
+DEVICE void store(void* out, i64 index, float v) {
+  if constexpr (VALUE_BITS == 16) ((u16*)out)[index] = half_of(v);
+  else ((float*)out)[index] = v;
+}
+
+// the answers for one tile from its logits; lane (g, t) has columns 8 j + 2 t and the next one
+template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const i64 row = row0 + g + 8 * r;
+    const bool mine = row < at.rows;
+    if constexpr (HEAD == SIGMOID && OUTPUT != LOGITS) {
+      const float z = c[0][2 * r];
+      if (mine && t == 0) {
+        if constexpr (OUTPUT == PROBA) {
+          const float p = activate<LOGISTIC>(z);
+          ((float2*)at.out)[row] = make_float2(1.f - p, p);
+        } else {
+          ((ID*)at.out)[row] = z > 0.f;
+          if constexpr (OUTPUT == MARGIN) ((float*)at.out2)[row] = fabsf(z);
+        }
+      }
+    } else if constexpr (OUTPUT == CLASS || OUTPUT == MARGIN) {
+      float best = -INFINITY, second = -INFINITY;
+      int id = 0;
+#pragma unroll
+      for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const int column = 8 * j + 2 * t + i;
+          const float v = 8 * j + 8 <= CLASSES || column < CLASSES ? c[j][2 * r + i] : -INFINITY;
+          if constexpr (OUTPUT == MARGIN) second = fmaxf(second, fminf(best, v));
+          if (v > best) { best = v; id = column; }
+        }
+#pragma unroll
+      for (int m = 1; m < 4; m *= 2) {
+        const float other = __shfl_xor_sync(~0u, best, m);
+        const int other_id = __shfl_xor_sync(~0u, id, m);
+        if constexpr (OUTPUT == MARGIN)
+          second = fmaxf(fmaxf(second, __shfl_xor_sync(~0u, second, m)), fminf(best, other));
+        if (other > best || (other == best && other_id < id)) { best = other; id = other_id; }
+      }
+      if (mine && t == 0) {
+        ((ID*)at.out)[row] = (ID)id;
+        if constexpr (OUTPUT == MARGIN) ((float*)at.out2)[row] = best - second;
+      }
+    } else {
+      float most = 0.f, scale = 1.f;
+      if constexpr (OUTPUT == PROBA && HEAD == SOFTMAX) {
+        most = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            if (8 * j + 8 > CLASSES && 8 * j + 2 * t + i >= CLASSES) c[j][2 * r + i] = -INFINITY;
+            most = fmaxf(most, c[j][2 * r + i]);
+          }
+        most = quad_max(most);
+        scale = 0.f;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+          for (int i = 0; i < 2; i++) scale += c[j][2 * r + i] = expf(c[j][2 * r + i] - most);
+        scale = 1.f / quad_sum(scale);
+      }
+#pragma unroll
+      for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const int column = 8 * j + 2 * t + i;
+          float v = c[j][2 * r + i];
+          if constexpr (OUTPUT == PROBA) v = HEAD == MULTILABEL ? activate<LOGISTIC>(v) : v * scale;
+          if (mine && (8 * j + 8 <= CLASSES || column < CLASSES)) store(at.out, row * CLASSES + column, v);
+        }
+    }
+  }
+}
+
+// later layers L ..: the C fragments of one layer are, rounded to float16, the A fragments of the next
+template <int L, int KB> DEVICE void later(const u32 (&a)[KB][4], const u8* rest, const Place& at, i64 row0, int lane) {
+  constexpr int N = (widths[L + 1] + 7) / 8, A = activations[L + 1];
+  const int t = lane & 3;
+  float c[N][4];
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    const float2 b = *(const float2*)(rest + biases[L] - SHARED_FROM + (j * 8 + 2 * t) * 4);
+    c[j][0] = c[j][2] = b.x;
+    c[j][1] = c[j][3] = b.y;
+  }
+#pragma unroll
+  for (int k = 0; k < KB; k++)
+#pragma unroll
+    for (int j = 0; j < N; j++) mma_half(c[j], a[k], *(const uint2*)(rest + weights[L] - SHARED_FROM + ((k * N + j) * 32 + lane) * 8));
+  if constexpr (L + 1 == LATER) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) c[j][i] = activate<A>(c[j][i]);
+    answer(c, at, row0, lane);
+  } else {
+    constexpr int NEXT = (N + 1) / 2;
+    u32 h[NEXT][4] = {};
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      h[j / 2][j % 2 * 2] = halves<A>(c[j][0], c[j][1]);
+      h[j / 2][j % 2 * 2 + 1] = halves<A>(c[j][2], c[j][3]);
+    }
+    later<L + 1>(h, rest, at, row0, lane);
+  }
+}
+
+DEVICE void finish(const int (&sums)[NB][4], const u8* rest, const Place& at, i64 row0, int lane) {
+  constexpr int A = activations[0];
+  if constexpr (LATER == 0) {
+    float c[NB][4];
+#pragma unroll
+    for (int j = 0; j < NB; j++) {
+      first_layer(c[j], sums[j], rest, j, lane & 3);
+#pragma unroll
+      for (int i = 0; i < 4; i++) c[j][i] = activate<A>(c[j][i]);
+    }
+    answer(c, at, row0, lane);
+  } else {
+    u32 h[(NB + 1) / 2][4] = {};
+#pragma unroll
+    for (int j = 0; j < NB; j++) {
+      float v[4];
+      first_layer(v, sums[j], rest, j, lane & 3);
+      h[j / 2][j % 2 * 2] = halves<A>(v[0], v[1]);
+      h[j / 2][j % 2 * 2 + 1] = halves<A>(v[2], v[3]);
+    }
+    later<0>(h, rest, at, row0, lane);
+  }
+}
+
+// ---- paths ----------------------------------------------------------------------------------------------------------
+
+// packed[SHARED_FROM ..] to shared memory; no barrier
+DEVICE void copy_weights(u8* to, const u8* packed) {
+  for (int i = SHARED_FROM + 16 * threadIdx.x; i < PACKED_BYTES; i += 16 * THREADS)
+    *(uint4*)(to + i - SHARED_FROM) = __ldg((const uint4*)(packed + i));
+}
+
+#define PARAMETERS                                                                                                  \
+  const u8 *__restrict__ x, i64 stride, const u8 *__restrict__ packed, void *__restrict__ out, void *__restrict__ out2, \
+      i64 rows, const i64 *__restrict__ table, int batches

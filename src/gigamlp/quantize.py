@@ -1,0 +1,340 @@
+"""Scheme ``w8``: an int8 first layer and float later layers, in NumPy, with the exact reference that engines equal.
+
+``quantise`` gives an MLP its codes and scales, ``integer_form`` the numbers that a kernel computes with, and
+``agreement`` says how many predictions change. ``docs/quantisation.md`` has the arithmetic, step by step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gigamlp.activations import apply_activation
+from gigamlp.errors import DataError, InvalidInput, ModelError, Unsupported
+from gigamlp.integer import RANGES, Integer
+from gigamlp.layers import SCHEMES, Layer, Scheme, frozen
+from gigamlp.mlp import MLP
+
+__all__ = ["HALF_LIMIT", "Agreement", "Integer", "agreement", "integer_form", "quantise"]
+
+HALF_LIMIT = 60_000.0  # worst-case |hidden| that may be rounded to float16, whose largest number is 65,504
+
+Array = NDArray[Any]
+_Ends = tuple[Array, Array]  # least and largest value of each output, float64
+_ACC_LIMIT = 2**31 - 1
+_HALF_MAX = float(np.finfo(np.float16).max)
+_HALF_NORMAL = float(np.finfo(np.float16).tiny)
+_FLOAT_MAX = float(np.finfo(np.float32).max)
+# bounds are widened by this share of the sum of |products|: it covers two operands rounded to float16 (2**-11 each) and
+# the roundings of 128 sums in float32
+_SLACK = 2.0**-9
+
+
+# ---- codes and scales -----------------------------------------------------------------------------------------------
+
+
+def quantise(mlp: MLP, scheme: str = "w8") -> MLP:
+    """Return `mlp` with a scheme that holds the first layer's codes and scales.
+
+    Codes and scales that `mlp` carries already are kept as they are; what is missing is derived: per output, the scale
+    is the largest absolute weight (times `input_scale`) / 127, and codes are weights / scale, rounded to nearest even.
+
+    Parameters
+    ----------
+    mlp : MLP
+    scheme : {"w8"}
+
+    Returns
+    -------
+    MLP
+        With ``Scheme("w8", {"codes.0": int8 [out, in], "scale.0": float32 [out]})``; the weights stay as they are.
+
+    Raises
+    ------
+    InvalidInput
+        If the scheme is unknown, or `mlp` carries another one.
+    ModelError
+        If the codes and weights contradict each other.
+    Unsupported
+        For the schemes ``w8a8`` and ``w7``, arrays that ``w8`` has no use for, and sums that do not fit into int32.
+
+    Examples
+    --------
+    >>> import gigamlp as gm
+    >>> mlp = quantise(gm.MLP([gm.Layer([[0.5, -1.27], [0.0, 0.0]])]))
+    >>> mlp.scheme.arrays["codes.0"].tolist(), mlp.scheme.arrays["scale.0"].round(4).tolist()
+    ([[50, -127], [0, 0]], [0.009999999776482582, 1.0])
+    """
+    if scheme not in SCHEMES:
+        raise InvalidInput(f"unknown quantisation scheme {scheme!r}; known: {', '.join(SCHEMES)}")
+    if scheme != "w8":
+        raise Unsupported(f"scheme {scheme!r} is not implemented in this version; 'w8' is")
+    if mlp.scheme is not None and mlp.scheme.name != scheme:
+        raise InvalidInput(
+            f"{mlp.name!r} carries the scheme {mlp.scheme.name!r}; quantise mlp.with_(scheme=None) to replace it"
+        )
+    codes, scale = _codes(mlp)
+    return mlp.with_(scheme=Scheme(scheme, {"codes.0": codes, "scale.0": scale}))
+
+
+def _codes(mlp: MLP) -> tuple[Array, Array]:
+    """Return the first layer's codes int8 [out, in] and scales float32 [out], given or derived."""
+    given = {} if mlp.scheme is None else mlp.scheme.arrays
+    useless = sorted(set(given) - {"codes.0", "scale.0"})
+    if useless:
+        raise Unsupported(f"scheme 'w8' has float layers after the first: it has no use for {', '.join(useless)}")
+    weight = mlp.layers[0].weight.astype(np.float64) * np.asarray(mlp.input_scale, np.float64)
+    codes, scale = given.get("codes.0"), given.get("scale.0")
+    if scale is None:
+        scale = _scales(np.abs(weight).max(axis=1), codes)
+    if codes is None:
+        codes = np.clip(np.rint(weight / scale.astype(np.float64)[:, None]), -127, 127).astype(np.int8)
+    largest = 128 if (codes == -128).any() else 127
+    most = _ACC_LIMIT // (255 * largest)
+    if codes.shape[1] > most:
+        raise Unsupported(
+            f"{codes.shape[1]:,} features of one byte times codes up to {largest} can overflow an int32 sum; "
+            f"at most {most:,} fit: read fewer with `columns`"
+        )
+    return codes, scale
+
+
+def _scales(peak: Array, codes: Array | None) -> Array:
+    """Return the scale that takes the largest code of each output to its largest weight, `peak` float64 [out]."""
+    top = np.full(len(peak), 127.0)
+    if codes is not None:
+        top = np.abs(codes.astype(np.float64)).max(axis=1)
+        odd = np.flatnonzero((peak == 0) != (top == 0))
+        if odd.size:
+            which = "weights" if peak[odd[0]] == 0 else "codes"
+            raise ModelError(f"output {odd[0]} of layer 0 has {which} that are all 0; store its scale.0 too")
+    with np.errstate(over="ignore"):
+        scale = np.where(peak == 0, 1.0, peak / np.where(top == 0, 1.0, top)).astype(np.float32)
+    if not np.isfinite(scale).all():
+        raise Unsupported(
+            f"layer 0's weights times the input scale reach {peak.max():.3g}: too large a scale for float32"
+        )
+    return np.maximum(scale, np.finfo(np.float32).tiny)
+
+
+# ---- the integer form -----------------------------------------------------------------------------------------------
+
+
+def integer_form(mlp: MLP, input_dtype: str = "uint8") -> Integer:
+    """Return `mlp` in scheme ``w8`` for rows of `input_dtype`; codes and scales come from its scheme or are derived.
+
+    Raises
+    ------
+    Unsupported
+        If the rows are not bytes, the scheme is another one, or numbers leave the range of int32, float32 or float16.
+    ModelError
+        If the codes and weights contradict each other.
+
+    Examples
+    --------
+    >>> import numpy as np, gigamlp as gm
+    >>> mlp = gm.MLP([gm.Layer([[1.0, -1.0]], [0.5], "relu"), gm.Layer([[2.0]])])
+    >>> integer_form(mlp).reference_accumulators(np.array([[200, 50]], np.uint8))
+    array([[19050]], dtype=int32)
+    """
+    if input_dtype not in RANGES:
+        raise Unsupported(f"scheme 'w8' multiplies bytes: rows must be uint8 or int8, not {input_dtype}")
+    if mlp.scheme is not None and mlp.scheme.name != "w8":
+        raise Unsupported(f"scheme {mlp.scheme.name!r} is not implemented in this version; 'w8' is")
+    codes, scale = _codes(mlp)
+    bias = _first_bias(mlp)
+    activation = mlp.layers[0].activation
+    ends = _first_ends(codes, scale.astype(np.float64), bias.astype(np.float64), RANGES[input_dtype])
+    ends, exponent = _fit(ends, activation, 0, last=len(mlp.layers) == 1)
+    scale, bias = np.ldexp(scale, -exponent), np.ldexp(bias, -exponent)
+    layers, exponents, bounds = [], [exponent], [_largest(ends)]
+    for index, layer in enumerate(mlp.layers[1:], start=1):
+        weight = np.ldexp(layer.weight.astype(np.float64), exponent)
+        own = np.zeros(len(weight)) if layer.bias is None else layer.bias.astype(np.float64)
+        last = index == len(mlp.layers) - 1
+        ends, exponent = _fit(_next_ends(weight, own, ends), layer.activation, index, last=last)
+        weight = np.ldexp(weight, -exponent)
+        _check_half(weight, index)
+        layers.append(Layer(weight, np.ldexp(own, -exponent), layer.activation))
+        exponents.append(exponent)
+        bounds.append(_largest(ends))
+    return Integer(
+        mlp,
+        input_dtype,
+        codes=frozen(codes, np.int8, "codes"),
+        scale=frozen(scale, np.float32, "scale"),
+        bias=frozen(bias, np.float32, "bias"),
+        code_sums=frozen(codes.sum(axis=1, dtype=np.int64), np.int32, "code sums"),
+        activation=activation,
+        layers=tuple(layers),
+        exponents=tuple(exponents),
+        bounds=tuple(bounds),
+    )
+
+
+def _first_bias(mlp: MLP) -> NDArray[np.float32]:
+    first = mlp.layers[0]
+    weight = first.weight.astype(np.float64)
+    offset = np.broadcast_to(np.asarray(mlp.input_offset, np.float64), (weight.shape[1],))
+    bias = weight @ offset + (0.0 if first.bias is None else first.bias.astype(np.float64))
+    largest = float(np.abs(bias).max())
+    if largest > _FLOAT_MAX:
+        raise Unsupported(f"the input offset makes a bias of {largest:.3g} in layer 0, beyond float32")
+    return bias.astype(np.float32)
+
+
+# ---- ranges ---------------------------------------------------------------------------------------------------------
+
+
+def _first_ends(codes: Array, scale: Array, bias: Array, span: tuple[int, int]) -> _Ends:
+    above = np.maximum(codes, 0).sum(axis=1, dtype=np.int64)
+    below = np.minimum(codes, 0).sum(axis=1, dtype=np.int64)
+    least, most = span
+    low, high = above * least + below * most, above * most + below * least
+    magnitude = np.maximum(-low, high) * scale + np.abs(bias)
+    if magnitude.max() > _FLOAT_MAX:  # even if the bias brought it back: the product comes first
+        raise Unsupported(f"layer 0 can reach {magnitude.max():.3g}, beyond float32")
+    return _widened(low * scale + bias, high * scale + bias, magnitude)
+
+
+def _next_ends(weight: Array, bias: Array, ends: _Ends) -> _Ends:
+    low, high = ends
+    up, down = np.maximum(weight, 0), np.minimum(weight, 0)
+    # below float16's normal range roundings are no share of the number
+    products = (np.abs(weight) + _HALF_NORMAL) @ (np.maximum(np.abs(low), np.abs(high)) + _HALF_NORMAL)
+    return _widened(up @ low + down @ high + bias, up @ high + down @ low + bias, products + np.abs(bias))
+
+
+def _widened(low: Array, high: Array, magnitude: Array) -> _Ends:
+    return low - _SLACK * magnitude, high + _SLACK * magnitude
+
+
+def _fit(ends: _Ends, activation: str, index: int, *, last: bool) -> tuple[_Ends, int]:
+    """Return the ends after the activation, divided by the least power of two that float16 needs, and its exponent."""
+    largest = _largest(ends)
+    if largest > _FLOAT_MAX:
+        raise Unsupported(f"layer {index} can reach {largest:.3g}, beyond float32")
+    low, high = _after(activation, *ends)
+    largest = _largest((low, high))
+    if last or largest <= HALF_LIMIT:
+        return (low, high), 0
+    if activation not in ("identity", "relu"):
+        raise Unsupported(
+            f"layer {index} can reach {largest:,.0f}, more than the {HALF_LIMIT:,.0f} that is safe in float16, and "
+            f"{activation} cannot be scaled by a power of two"
+        )
+    exponent = math.ceil(math.log2(largest / HALF_LIMIT))
+    return (np.ldexp(low, -exponent), np.ldexp(high, -exponent)), exponent
+
+
+def _after(activation: str, low: Array, high: Array) -> _Ends:
+    if activation in ("identity", "relu", "tanh", "logistic"):  # they only rise
+        return apply_activation(activation, low), apply_activation(activation, high)
+    # gelu, gelu_tanh, silu lie between min(x, 0) and max(x, 0), and never below -0.279
+    return np.clip(low, -0.28, 0.0), np.maximum(high, 0.0)
+
+
+def _largest(ends: _Ends) -> float:
+    return float(max(np.abs(end).max() for end in ends))
+
+
+def _check_half(weight: Array, index: int) -> None:
+    largest = float(np.abs(weight).max())
+    if largest > _HALF_MAX:
+        raise Unsupported(
+            f"layer {index} has a weight of {largest:,.0f} for its (scaled) inputs; float16 ends at {_HALF_MAX:,.0f}"
+        )
+    if 0 < largest < _HALF_NORMAL:
+        raise Unsupported(
+            f"layer {index}'s largest weight is {largest:.2e}, below float16's normal range ({_HALF_NORMAL:.2e}): most "
+            "of its digits would be lost; scale the layers so that weights are nearer to 1"
+        )
+
+
+# ---- agreement ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the integer predictions of an MLP compare with its float32 predictions.
+
+    Attributes
+    ----------
+    rows : int
+    differing : int
+        Rows with another prediction.
+    accuracy_float32, accuracy_integer : float or None
+        Shares of right predictions; None without labels. For ``multilabel`` a row is right if all its labels are.
+    """
+
+    rows: int
+    differing: int
+    accuracy_float32: float | None = None
+    accuracy_integer: float | None = None
+
+    @property
+    def share(self) -> float:
+        """Share of the rows with another prediction."""
+        return self.differing / self.rows
+
+
+def agreement(mlp: MLP, x: ArrayLike, y: ArrayLike | None = None) -> Agreement:
+    """Count the rows of `x` for which `mlp` predicts something else in scheme ``w8`` than in float32.
+
+    Parameters
+    ----------
+    mlp : MLP
+        With a scheme or without: codes and scales are derived then, as `quantise` does.
+    x : array_like of uint8 or int8, shape [n, features]
+    y : array_like, shape [n] (``multilabel``: 0/1 [n, labels]), optional
+        True labels, for the accuracies.
+
+    Raises
+    ------
+    InvalidInput
+        If the rows are not bytes, or the head is ``regression``, which predicts no classes.
+    DataError
+        If there are no rows, or the labels do not fit.
+    Unsupported, ModelError
+        See `integer_form`.
+
+    Examples
+    --------
+    >>> import numpy as np, gigamlp as gm
+    >>> mlp = gm.MLP([gm.Layer([[1.0, 0.0], [0.0, 1.0]])])
+    >>> agreement(mlp, np.array([[3, 1], [1, 3]], np.uint8), [0, 1])
+    Agreement(rows=2, differing=0, accuracy_float32=1.0, accuracy_integer=1.0)
+    """
+    if mlp.head == "regression":
+        raise InvalidInput("head 'regression' predicts no classes; compare integer_form(...).reference_logits instead")
+    rows = mlp.check_rows(x)
+    if rows.dtype.name not in RANGES:
+        raise InvalidInput(f"scheme 'w8' multiplies bytes: rows must be uint8 or int8, got {rows.dtype}")
+    if len(rows) == 0:
+        raise DataError("agreement needs at least one row")
+    truth = None if y is None else _labels(mlp, y, len(rows))
+    float32 = mlp.predict(rows)
+    integer = mlp.answers(integer_form(mlp, rows.dtype.name).reference_logits(rows))
+    right = [None if truth is None else float(np.mean(_same(each, truth))) for each in (float32, integer)]
+    return Agreement(len(rows), int(np.sum(~_same(float32, integer))), *right)
+
+
+def _same(a: Array, b: Array) -> NDArray[np.bool_]:
+    return np.asarray((a == b).reshape(len(a), -1).all(axis=1))
+
+
+def _labels(mlp: MLP, y: ArrayLike, rows: int) -> Array:
+    labels = np.asarray(y)
+    shape = (rows, mlp.outputs) if mlp.head == "multilabel" else (rows,)
+    if labels.shape != shape:
+        raise DataError(f"labels have shape {list(labels.shape)}, expected {list(shape)}")
+    known: Array = np.array([0, 1]) if mlp.head == "multilabel" else np.asarray(mlp.classes)
+    wrong = set(np.unique(labels).tolist() if labels.dtype.kind in "buifU" else labels.ravel().tolist())
+    wrong -= set(known.tolist())
+    if wrong:
+        raise DataError(f"label {min(wrong, key=str)!r} is not one of {known.tolist()[:20]}")
+    return labels

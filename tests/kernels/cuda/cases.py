@@ -1,0 +1,81 @@
+"""Random MLPs and rows for the fused kernel, and whether its answers are those of the integer reference."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+import gigamlp as gm
+from gigamlp.kernels.cuda.pack import pack
+from gigamlp.kernels.cuda.shape import network_of
+from gigamlp.quantize import integer_form
+
+__all__ = ["check", "make", "rows_for"]
+
+
+def make(widths, *, features=None, columns=None, activation="relu", head="softmax", seed=0, last="identity"):
+    """A random MLP whose activations are neither all 0 nor saturated: `widths` = features read, hidden …, logits."""
+    rng = np.random.default_rng(seed)
+    layers = []
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        weight = rng.normal(size=(outputs, inputs)) / np.sqrt(inputs)
+        if index == 0:
+            weight /= 70  # bytes have a standard deviation of 74
+        name = last if index == len(widths) - 2 else activation
+        layers.append(gm.Layer(weight, 0.3 * rng.normal(size=outputs), name))
+    return gm.MLP(layers, head=head, columns=columns, features=features or 0, input_offset=-3.5 if seed % 2 else 0.0)
+
+
+def rows_for(mlp, count, dtype="uint8", seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (count, mlp.features), np.uint8).view(dtype)
+
+
+def form(mlp, output="class", dtype=None, rows="uint8"):
+    integer = integer_form(mlp, rows)
+    return integer, network_of(integer, output, dtype)
+
+
+def tolerance(integer):
+    """What float32 sums in another order, and the float16 roundings that they may turn over, can change."""
+    if not integer.layers:
+        return 0.0 if integer.activation in ("relu", "identity") else 1e-6
+    exact = len(integer.layers) == 1 and integer.activation in ("relu", "identity")
+    return 2e-5 if exact else 4e-3
+
+
+def check(integer, network, x, got):
+    """Assert that `got` is the kernel's answer for rows `x`."""
+    mlp = integer.mlp
+    want = integer.reference_logits(x)
+    near = tolerance(integer) * max(1.0, float(np.abs(want).max(initial=0)))
+    if network.output == "logits":
+        assert got.dtype == network.dtype
+        rounding = np.abs(want) * 2.0**-11 + 2.0**-24 if network.dtype == "float16" else 0.0
+        assert (np.abs(got.astype(np.float64) - want) <= near + rounding).all(), np.abs(got - want).max()
+        return
+    if network.output == "proba":
+        np.testing.assert_allclose(got, mlp.probabilities(want), atol=near + 1e-6, rtol=0)
+        return
+    ids, margin = got if network.output == "margin" else (got, None)
+    assert ids.dtype == network.dtype
+    right = mlp.class_ids(want)
+    if mlp.head == "sigmoid":
+        gap = np.abs(want[:, 0])
+    else:
+        top = np.sort(want, axis=1)
+        gap = top[:, -1] - top[:, -2] if mlp.outputs > 1 else np.full(len(x), np.inf)
+    clear = gap > 2 * near
+    assert (ids[clear] == right[clear]).all()
+    assert clear.mean() > 0.5 or len(x) < 30
+    assert (ids < max(2, mlp.outputs)).all()
+    if margin is not None:
+        np.testing.assert_allclose(margin, gap, atol=2 * near + 1e-6, rtol=0)
+
+
+def run(kernel, integer, network, config, xs, **options):
+    """Run a `HostKernel` on the batches `xs` and check each."""
+    packed = pack(integer, network, config.wide)
+    for x, got in zip(xs, kernel(packed, xs, **options), strict=True):
+        check(integer, network, x, got)

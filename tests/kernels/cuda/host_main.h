@@ -1,0 +1,68 @@
+// Runs the kernel above on what stdin holds and writes its outputs to stdout. Arguments: grid, late, row stride, input
+// alignment, bytes of a row, bytes of an answer, bytes of a second answer, bytes of packed weights, most rows of a
+// batch, whether to use a table, rows of each batch. stdin: packed weights, then the rows of each batch.
+static std::function<void()> body;
+static void enter() { body(); fibers[threadIdx.x].done = true; }
+
+static std::vector<u8> read_bytes(size_t size) {
+  std::vector<u8> bytes(size);
+  if (fread(bytes.data(), 1, size, stdin) != size) exit(5);
+  return bytes;
+}
+
+static void run_block() {
+  memset(shared, 0xA5, sizeof shared);
+  barriers.clear();
+  copies.clear();
+  warps.assign(WARPS, {0, 32, 0, ""});
+  everyone = {0, THREADS, 0, ""};
+  fibers.resize(THREADS);
+  for (u32 i = 0; i < THREADS; i++) {
+    Fiber& f = fibers[i];
+    f.done = false;
+    f.stack.resize(1 << 17);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.data();
+    f.context.uc_stack.ss_size = f.stack.size();
+    f.context.uc_link = &scheduler;
+    makecontext(&f.context, enter, 0);
+  }
+  for (bool left = true; left;) {
+    left = false;
+    for (u32 i = 0; i < THREADS; i++) {
+      if (fibers[i].done) continue;
+      left = true;
+      threadIdx.x = i;
+      swapcontext(&scheduler, &fibers[i].context);
+    }
+  }
+}
+
+int main(int count, char** values) {
+  auto number = [&](int i) { return atoll(values[i + 1]); };
+  gridDim.x = number(0);
+  blockDim.x = THREADS;
+  late = number(1);
+  const i64 stride = number(2), align = number(3), width = number(4), answer_1 = number(5), answer_2 = number(6);
+  const i64 packed_bytes = number(7), most = number(8), batches = count - 11;
+  const bool table = number(9);
+  const u8* packed = guarded(read_bytes(packed_bytes).data(), packed_bytes, 16);
+  std::vector<i64> entries;
+  for (int b = 0; b < batches; b++) {
+    const i64 rows = number(10 + b), size = rows ? (rows - 1) * stride + width : 0;
+    entries.push_back((i64)guarded(read_bytes(size).data(), size, align));
+    entries.push_back((i64)guarded(nullptr, rows * answer_1, 16));
+    entries.push_back((i64)guarded(nullptr, rows * answer_2, 16));
+    entries.push_back(rows);
+  }
+  body = [&] {
+    if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches);
+    else gigamlp_fused((u8*)entries[0], stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1);
+  };
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();
+  for (int b = 0; b < batches; b++) {
+    fwrite((void*)entries[4 * b + 1], answer_1, entries[4 * b + 3], stdout);
+    fwrite((void*)entries[4 * b + 2], answer_2, entries[4 * b + 3], stdout);
+  }
+  return 0;
+}
