@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the kernel's text on the host with")
+needs_compiler = pytest.mark.skipif(
+    COMPILER is None, reason="no C++ compiler to run the kernel's text on the host with"
+)
 
 
 class HostKernel:
@@ -23,7 +24,7 @@ class HostKernel:
         self.made = made
         text = made.source
         begin, end = text.index("// The instructions that CUDA C++"), text.index("// One small MLP in one kernel")
-        text = f"{text[:begin]}\n#include \"{HERE / 'host.h'}\"\n{text[end:]}\n#include \"{HERE / 'host_main.h'}\"\n"
+        text = f'{text[:begin]}\n#include "{HERE / "host.h"}"\n{text[end:]}\n#include "{HERE / "host_main.h"}"\n'
         path = Path(folder) / f"{abs(hash((text, arch))):x}"
         path.with_suffix(".cpp").write_text(text)
         self.program = path.with_suffix(".exe")

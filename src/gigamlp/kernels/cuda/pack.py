@@ -132,8 +132,8 @@ def _codes(integer: Integer, network: Network, wide: bool) -> NDArray[np.int8]:
     by_block = codes.reshape(network.blocks, 8, network.padded)
     parts = []
     for unit in units(network.padded, wide):
-        at = np.array(unit.starts)[:, None] + np.arange(unit.width)  # [t, byte]
-        parts.append(by_block[:, :, at].reshape(-1))  # [block, g, t, byte]
+        places = np.array(unit.starts)[:, None] + np.arange(unit.width)  # [t, byte]
+        parts.append(by_block[:, :, places].reshape(-1))  # [block, g, t, byte]
     return np.concatenate(parts)
 
 
