@@ -12,7 +12,9 @@ import pytest
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler for the kernel's text")
+needs_compiler = pytest.mark.skipif(
+    COMPILER is None, reason="no C++ compiler to run the kernel's text on the host with"
+)
 
 
 class HostKernel:

@@ -13,6 +13,7 @@ __all__ = ["PATHS", "Config", "configs", "shared_bytes"]
 PATHS = ("direct", "ring", "window", "split")
 _REGISTERS = 65_536  # of a multiprocessor
 _SMALL = 20_000  # rows up to which latencies decide, not bandwidth: 784-40-10 on an H200 takes 6 us for them
+_FEW = 4_000  # rows up to which every multiprocessor of a large GPU has one step or two
 _MOST_WARPS = 16
 _MOST_STAGES = 8
 
@@ -80,16 +81,16 @@ def configs(
     --------
     >>> network = Network(784, 0, 784, 40, (10,), ("relu", "identity"), "softmax", "class", "uint8", False, ((0, 784),))
     >>> [each.label for each in configs(network, (9, 0), 232_448, 1 << 21)]
-    ['ring-t1w7s2', 'ring-t2w7s1', 'ring-t1w14s1', 'direct-t2w8s4', 'direct-t1w8s4']
+    ['ring-t1w7s2', 'ring-t2w7s1', 'ring-t1w15s1', 'direct-t2w8s4', 'direct-t1w8s4']
     >>> [each.label for each in configs(network, (7, 5), 65_536, 1024)][:2]
     ['split-t1w12s1', 'split-t1w6s1']
     """
     if capability < (7, 5):
         raise Unsupported(
             f"the GPU has compute capability {capability[0]}.{capability[1]}; "
-            "integer tensor cores come with 7.5 (Turing)"
+            "the integer tensor cores that the fused kernel needs come with 7.5 (Turing)"
         )
-    split, direct, rings = _split(network, shared), _direct(network, shared), []
+    split, direct, rings = _split(network, shared, rows), _direct(network, shared), []
     if capability >= (9, 0):
         for path in ("window", "ring"):
             rings += _ring(network, path, shared)
@@ -98,7 +99,7 @@ def configs(
             rings.sort(key=lambda each: each.path != "ring")
     most = 100 if full else 3
     if rows <= _SMALL:
-        found = [*split[:most], *rings[: most // 2 or 1], *direct[: most // 2 or 1]]
+        found = [*split[: most + 1], *rings[: most - 1], *direct[:1]] if not full else [*split, *rings, *direct]
     else:
         found = [*rings[:most], *direct[: most if not rings else 2], *(split[:1] if full else [])]
     return tuple(dict.fromkeys(found))
@@ -111,7 +112,7 @@ def shared_bytes(network: Network, config: Config) -> int:
     tile = network.blocks * 512
     if config.path == "split":
         hidden = -(-network.hidden // 16) * 512 if network.later else 0
-        return weights + config.warps * tile + hidden
+        return weights + config.tiles * (config.warps * tile + hidden)
     if config.path == "direct":
         return weights
     return weights + config.warps * config.stages * (slot_bytes(network, config) + 8)
@@ -129,23 +130,37 @@ def registers(network: Network, config: Config) -> int:
     """Return about how many registers a thread needs: what decides how many warps fit, not what the compiler takes."""
     sums = config.tiles * network.blocks * 4
     widest = max((-(-width // 8) for width in network.later), default=0)
-    ahead = config.stages * config.tiles * 8 if config.path == "direct" else config.tiles * 8
-    # while a layer is computed, its inputs (rounded to float16) and its sums are live, beside other tiles' sums
-    chain = max(sums + ahead, sums + (network.blocks + widest) * 4 if network.later else 0)
-    return min(255, -(-(chain + 40) // 8) * 8)
+    # while a layer is computed, its inputs (rounded to float16) and its sums are live
+    chain = (network.blocks + widest) * 4 if network.later else 0
+    if config.path == "split":
+        own = max(1, -(-(network.padded // 64) // config.warps))
+        group = max(1, min(own, 20 // network.blocks))  # as in split.cu
+        plain = network.output == "class" and set(network.activations) <= {"relu", "identity"}
+        need = max(sums + group * (config.tiles * 8 + network.blocks * 4), chain + 16) + (30 if plain else 56)
+    else:
+        ahead = (config.stages if config.path == "direct" else 1) * config.tiles * 8
+        need = sums + max(ahead, chain) + 56
+    return min(255, -(-need // 8) * 8)
 
 
-def _split(network: Network, shared: int) -> list[Config]:
+def _split(network: Network, shared: int, rows: int) -> list[Config]:
     full = network.padded // 64
+    # (tiles, units of 64 bytes a warp): codes are fetched once a step, and few rows want many steps
+    forms = [(1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (1, 4), (1, 6), (2, 3)]
+    if rows > _FEW:
+        forms.sort(key=lambda form: (form[1] == 1, -form[0], form[1]))
     found = []
-    for share in (1, 2, 3, 4, 6, 12):  # units of 64 bytes a warp
-        warps = max(1, min(_MOST_WARPS, -(-full // share)))
-        config = Config("split", 1, warps, 1, "later")
-        if shared_bytes(network, config) > shared:
-            config = Config("split", 1, warps, 1, "global")
-        if config not in found and shared_bytes(network, config) <= shared:
-            found.append(config)
-    return found
+    for tiles, share in forms:
+        if tiles * network.blocks > 16:
+            continue
+        share = max(share, -(-full // _MOST_WARPS))
+        warps = max(1, -(-full // share))
+        for weights in ("later", "global"):
+            config = Config("split", tiles, warps, 1, weights)
+            if shared_bytes(network, config) <= shared:
+                found.append(config)
+                break
+    return list(dict.fromkeys(found))
 
 
 def _direct(network: Network, shared: int) -> list[Config]:
@@ -154,7 +169,6 @@ def _direct(network: Network, shared: int) -> list[Config]:
         for warps, stages in ((8, 4), (8, 3), (4, 4), (4, 2)):
             for weights in ("shared", "later", "global"):
                 config = Config("direct", tiles, warps, stages, weights)
-                # half the shared memory: two blocks to a multiprocessor hide each other's latencies
                 if shared_bytes(network, config) <= shared:
                     break
             if registers(network, config) <= (200 if tiles > 1 else 255):
@@ -176,7 +190,7 @@ def _ring(network: Network, path: str, shared: int) -> list[Config]:
             room = (shared - weights_bytes) // (slot_bytes(network, one) + 8)
             most = min(_MOST_WARPS, _REGISTERS // 32 // registers(network, one))
             warps = min(most, room // stages)
-            if warps >= 2:
+            if warps >= 4:  # fewer leave the tensor cores idle while they wait
                 deep = min(_MOST_STAGES, room // warps) if warps == most else stages
                 found.append(Config(path, tiles, warps, max(stages, deep), weights))
                 break

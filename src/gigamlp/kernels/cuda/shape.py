@@ -116,8 +116,9 @@ def network_of(integer: Integer, output: str = "class", dtype: str | None = None
     Examples
     --------
     >>> import gigamlp as gm, numpy as np
+    >>> from gigamlp.quantize import integer_form
     >>> mlp = gm.MLP([gm.Layer(np.eye(8), activation="relu"), gm.Layer(np.eye(8))], columns=[(20, 28)], features=32)
-    >>> network = network_of(gm.quantize.integer_form(mlp))
+    >>> network = network_of(integer_form(mlp))
     >>> network.offset, network.reads, network.outputs
     (16, 16, (((), 'uint8'),))
     """

@@ -67,7 +67,7 @@ class Generated:
     def grid(self, rows: int, batches: int, multiprocessors: int, blocks_per_multiprocessor: int) -> int:
         """Return how many blocks to launch for `batches` batches of (up to) `rows` rows."""
         steps = -(-rows // (16 * self.config.tiles)) * batches
-        if self.config.path == "split":
+        if self.config.path == "split":  # a step a block
             return max(1, steps)
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
@@ -126,7 +126,7 @@ def _list(values: object) -> str:
 
 def _blocks(network: Network, config: Config) -> int:
     """Return how many blocks of a multiprocessor the compiler is to leave registers for."""
-    if config.path != "direct":
+    if config.wide:
         return 1
     fitting = _REGISTERS // (config.warps * 32 * registers(network, config))
     return max(1, min(4, fitting))

@@ -1,0 +1,186 @@
+"""The kernel's own text, run on the host: every path equals the integer reference on awkward networks and rows.
+
+Each case compiles a program (2 s), so they are few and each is awkward in several ways. Reads and writes past a buffer,
+unaligned accesses and lanes that part ways end the program. See host.h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gigamlp.kernels.cuda.pack import pack
+from gigamlp.kernels.cuda.paths import Config
+from gigamlp.kernels.cuda.source import generate
+from tests.kernels.cuda import cases
+from tests.kernels.cuda.host import HostKernel, needs_compiler
+from tests.reference_int8 import reference_mlp
+
+pytestmark = needs_compiler
+
+# name: (widths, options of the MLP, rows' dtype, output, dtype of the answers, path, tiles, warps, stages, weights)
+CASES = {
+    # the shapes of the benchmark's table
+    "ring": ([784, 40, 10], {}, "uint8", "class", None, Config("ring", 1, 2, 2)),
+    "ring of two tiles, odd bytes": ([99, 40, 10], {}, "uint8", "margin", "int32", Config("ring", 2, 2, 1)),
+    "ring, bytes in words, codes in L2": (
+        [140, 24, 12, 5],
+        {},
+        "int8",
+        "logits",
+        None,
+        Config("ring", 1, 2, 3, "later"),
+    ),
+    "window": (
+        [384, 40, 10],
+        {"features": 784, "columns": [(208, 592)]},
+        "uint8",
+        "class",
+        None,
+        Config("window", 1, 2, 2),
+    ),
+    "window, rounded outwards, with a gap": (
+        [60, 17, 3],
+        {"features": 160, "columns": [(37, 77), (90, 110)], "seed": 1},
+        "int8",
+        "margin",
+        None,
+        Config("window", 2, 3, 1),
+    ),
+    "direct": ([784, 40, 10], {}, "uint8", "class", "int32", Config("direct", 2, 2, 4)),
+    "direct, odd bytes, wide layers": (
+        [75, 128, 128, 128],
+        {"activation": "gelu", "seed": 3},
+        "uint8",
+        "logits",
+        "float16",
+        Config("direct", 1, 2, 3, "global"),
+    ),
+    "direct, many features": ([1300, 9, 2], {"seed": 2}, "uint8", "proba", None, Config("direct", 1, 1, 3, "later")),
+    "split": ([784, 40, 10], {}, "uint8", "class", None, Config("split", 1, 12, 1, "later")),
+    "split of two tiles, odd bytes": ([333, 33, 11], {}, "int8", "margin", None, Config("split", 2, 3, 1, "later")),
+    "split, few features": (
+        [3, 5, 1],
+        {"head": "sigmoid"},
+        "uint8",
+        "margin",
+        None,
+        Config("split", 1, 1, 1, "global"),
+    ),
+    "no hidden layer, multilabel": (
+        [50, 21],
+        {"head": "multilabel"},
+        "uint8",
+        "proba",
+        None,
+        Config("split", 2, 2, 1, "later"),
+    ),
+    "four hidden layers": (
+        [48, 30, 20, 10, 9, 1],
+        {"activation": "tanh", "head": "sigmoid"},
+        "int8",
+        "proba",
+        None,
+        Config("direct", 2, 1, 2),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request, tmp_path_factory):
+    widths, options, rows, output, dtype, config = CASES[request.param]
+    mlp = cases.make(widths, **options)
+    integer, network = cases.form(mlp, output, dtype, rows)
+    kernel = HostKernel(generate(network, config), tmp_path_factory.mktemp("host"))
+    return mlp, integer, network, config, kernel, rows
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("rows", [1, 15, 17, 101])
+def test_answers_are_the_references(case, rows, late):
+    mlp, integer, network, config, kernel, dtype = case
+    cases.run(kernel, integer, network, config, [cases.rows_for(mlp, rows, dtype, seed=rows)], late=late)
+
+
+def test_rows_may_lie_apart(case):
+    mlp, integer, network, config, kernel, dtype = case
+    stride = network.features + 3 * network.align
+    if not kernel.made.stride_fits(stride):
+        assert config.path == "ring"
+        pytest.skip("a ring copies rows that lie side by side")
+    cases.run(kernel, integer, network, config, [cases.rows_for(mlp, 37, dtype)], stride=stride)
+
+
+def test_many_batches_in_one_launch(case):
+    mlp, integer, network, config, kernel, dtype = case
+    xs = [cases.rows_for(mlp, count, dtype, seed=count) for count in (33, 0, 70, 1, 16)]
+    cases.run(kernel, integer, network, config, xs)
+    cases.run(kernel, integer, network, config, xs[2:3], table=True, late=True)
+
+
+@pytest.mark.parametrize("path", ["direct", "split"])
+def test_turings_instructions(path, tmp_path):
+    mlp = cases.make([112, 20, 9, 4])
+    integer, network = cases.form(mlp, "logits")
+    config = Config(path, 2, 2, 2, "later")
+    kernel = HostKernel(generate(network, config), tmp_path, arch=750)
+    cases.run(kernel, integer, network, config, [cases.rows_for(mlp, 37)])
+
+
+@pytest.mark.parametrize("activation", ["relu", "identity"])
+def test_the_first_layers_bits_are_the_references(activation, tmp_path):
+    mlp = cases.make([200, 50], last=activation, seed=7)
+    integer, network = cases.form(mlp, "logits")
+    config = Config("direct", 1, 2, 2)
+    x = cases.rows_for(mlp, 100)
+    (got,) = HostKernel(generate(network, config), tmp_path)(pack(integer, network, False), [x])
+    np.testing.assert_array_equal(got, integer.reference_hidden(x))
+
+
+def test_ties_go_to_the_lowest_class_and_padding_never_wins(tmp_path):
+    mlp = cases.make([16, 8, 11])
+    layers = list(mlp.layers)
+    weight, bias = np.zeros((11, 8)), np.full(11, -5.0)
+    bias[[3, 7, 10]] = -1.0  # below the 0 that padding has
+    layers[1] = dataclasses.replace(layers[1], weight=weight, bias=bias)
+    integer, network = cases.form(mlp.with_(layers=layers), "margin")
+    config = Config("direct", 1, 1, 1)
+    ids, margin = HostKernel(generate(network, config), tmp_path)(
+        pack(integer, network, False), [cases.rows_for(mlp, 20)]
+    )[0]
+    assert (ids == 3).all()
+    assert (margin == 0).all()
+
+
+def test_the_trained_network_answers_as_its_reference(tmp_path):
+    mlp = reference_mlp(40)
+    integer, network = cases.form(mlp)
+    config = Config("ring", 1, 2, 1)
+    x = cases.rows_for(mlp, 64)
+    cases.run(HostKernel(generate(network, config), tmp_path), integer, network, config, [x])
+
+
+def test_the_check_sees_a_wrong_kernel(tmp_path):
+    mlp = cases.make([64, 16, 10])
+    integer, network = cases.form(mlp, "logits")
+    config = Config("split", 1, 1, 1, "later")
+    made = generate(network, config)
+    right = "multiply(sums[m][j], a[s][2 * m], a[s][2 * m + 1], w[s][j])"
+    assert right in made.source
+    wrong = dataclasses.replace(made, source=made.source.replace(right, right.replace("2 * m + 1", "2 * m")))
+    with pytest.raises(AssertionError):
+        cases.run(HostKernel(wrong, tmp_path), integer, network, config, [cases.rows_for(mlp, 20)])
+
+
+def test_the_host_sees_reads_past_the_rows(tmp_path):
+    mlp = cases.make([64, 16, 10])
+    integer, network = cases.form(mlp)
+    made = generate(network, Config("direct", 1, 1, 1))
+    assert "at.rows - 1) * stride + K_OFFSET;" in made.source
+    wrong = dataclasses.replace(
+        made, source=made.source.replace("at.rows - 1) * stride + K_OFFSET;", "at.rows + 999) * stride + K_OFFSET;")
+    )
+    with pytest.raises(AssertionError, match="exit"):
+        HostKernel(wrong, tmp_path)(pack(integer, network, False), [cases.rows_for(mlp, 17)])

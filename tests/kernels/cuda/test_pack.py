@@ -1,0 +1,99 @@
+"""The packed weights against the fragment tables of the PTX manual, multiplied out in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigamlp.errors import InvalidInput
+from gigamlp.kernels.cuda.pack import layout_of, pack, units
+from tests.kernels.cuda import cases
+
+
+@given(st.integers(1, 3000), st.booleans())
+def test_units_cover_a_row_once(features, wide):
+    padded = -(-features // 16) * 16
+    covered = [s + b for unit in units(padded, wide) for s in unit.starts for b in range(unit.width)]
+    assert sorted(covered) == list(range(padded))
+    for unit in units(padded, wide):
+        assert all(start % unit.width == 0 for start in unit.starts)  # one aligned access each
+
+
+def test_wide_units_read_all_banks():
+    # 8 lanes of one phase of a 16-byte access: rows g and g + 1 of an odd pitch (in units of 16 bytes), t = 0 .. 3
+    for pitch in (49, 25, 1):
+        for unit in units(128, True):
+            groups = {(g * pitch + start // 16) % 8 for g in (0, 1) for start in unit.starts}
+            assert len(groups) == 8
+
+
+@st.composite
+def networks(draw):
+    features = draw(st.integers(2, 150))
+    columns = None
+    if draw(st.booleans()):
+        cuts = sorted(draw(st.sets(st.integers(0, features), min_size=2, max_size=6)))
+        columns = list(zip(cuts[::2], cuts[1::2], strict=False))
+    read = features if columns is None else sum(b - a for a, b in columns)
+    widths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    return cases.make([read, *widths], features=features, columns=columns, seed=draw(st.integers(0, 99)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(networks(), st.booleans(), st.sampled_from(["uint8", "int8"]))
+def test_the_fragments_multiply_out_to_the_reference(mlp, wide, rows):
+    integer, network = cases.form(mlp, rows=rows)
+    packed, layout = pack(integer, network, wide), layout_of(network)
+    assert packed.size == layout.total
+    x = cases.rows_for(mlp, 20, rows)
+    np.testing.assert_array_equal(first_sums(packed, network, wide, x), integer.reference_accumulators(x))
+    # scales and biases: pairs, in the order of the outputs
+    pairs = packed[layout.affine :][: network.blocks * 64].view(np.float32).reshape(-1, 2)
+    np.testing.assert_array_equal(pairs[: network.hidden], np.stack([integer.scale, integer.bias], 1))
+    assert (pairs[network.hidden :] == 0).all()
+    for index, layer in enumerate(integer.layers):
+        out, inputs = layer.weight.shape
+        bias = packed[layout.biases[index] :][: -(-out // 8) * 32].view(np.float32)
+        np.testing.assert_array_equal(bias[:out], layer.bias)
+        weight = later_weight(packed[layout.weights[index] :], out, inputs)
+        np.testing.assert_array_equal(weight[:out, :inputs], layer.weight.astype(np.float16))
+        weight[:out, :inputs] = 0
+        assert (weight == 0).all()  # padding must add nothing, whatever it meets
+
+
+def first_sums(packed, network, wide, x):
+    """Multiply as mma.m16n8k32 and m16n8k16 do: lane (g, t) of B holds column g, lane (g, t) of A row g."""
+    run = np.full((len(x), network.padded), 99, np.int64)  # what follows the row may be anything
+    run[:, : network.reads] = x[:, network.offset : network.offset + network.reads]
+    sums = np.zeros((len(x), network.blocks * 8), np.int64)
+    at = 0
+    for unit in units(network.padded, wide):
+        size = network.blocks * 32 * unit.width
+        codes = packed[at : at + size].view(np.int8).reshape(network.blocks, 8, 4, unit.width)
+        for t, start in enumerate(unit.starts):
+            sums += np.einsum(
+                "nk,jgk->njg", run[:, start : start + unit.width], codes[:, :, t].astype(np.int64)
+            ).reshape(sums.shape)
+        at += size
+    assert at == layout_of(network).affine
+    return sums[:, : network.hidden]
+
+
+def later_weight(data, outputs, inputs):
+    """Read B of mma.m16n8k16 back: register i, half h of lane (g, t) is row 2 t + h + 8 i of column g."""
+    blocks, steps = -(-outputs // 8), -(-inputs // 16)
+    values = data[: blocks * steps * 256].view(np.float16).reshape(steps, blocks, 32, 2, 2)
+    weight = np.zeros((blocks * 8, steps * 16), np.float16)
+    for step, block, lane, i, h in np.ndindex(values.shape):
+        g, t = divmod(lane, 4)
+        weight[block * 8 + g, step * 16 + 2 * t + h + 8 * i] = values[step, block, lane, i, h]
+    return weight
+
+
+def test_another_network_is_refused():
+    integer, _ = cases.form(cases.make([16, 8, 4]))
+    _, network = cases.form(cases.make([16, 9, 4]))
+    with pytest.raises(InvalidInput, match="another one"):
+        pack(integer, network, False)
