@@ -53,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
     u8* slot = slots + stage * SLOT;
     const u32 barrier = shared_address(barriers + stage);
     barrier_wait(barrier, phase);
+    if constexpr (PATH == RING && FEATURES % 16 != 0) __syncwarp();  // for the bytes that lanes wrote themselves
     const u8* row = slot + g * PITCH + (PATH == RING ? K_OFFSET : 0);
     Sums sums;
     clear(sums);
