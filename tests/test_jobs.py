@@ -70,7 +70,8 @@ def test_answers_count_as_many_bytes_as_the_runner_writes(fake) -> None:
     fake.integer = True
     x = probe_rows(mlp, "uint8", rows=50)
     job = Job(mlp, Spec(batch=16), "fake", Variant(), "cold")
-    row = measure_jobs([job], x, mlp.class_ids(mlp.logits(x)), fake.clock, roofs, repeats=5, min_s=0.1).rows[0]
+    limits = {"repeats": 5, "min_s": 0.1, "cache_bytes": 1000}
+    row = measure_jobs([job], x, mlp.class_ids(mlp.logits(x)), fake.clock, roofs, **limits).rows[0]
     assert row.accuracy == 1
     assert row.roof_share == pytest.approx(16 * (600 + 1) / 1e9 / 16e-3)
 

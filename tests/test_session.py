@@ -500,7 +500,8 @@ def make_plan(mlp: gm.MLP, *candidates: Candidate, **changes: Any) -> Plan:
 def candidate(batch: int, wall_us: float = 100.0, engine: str = "numpy", **more: Any) -> Candidate:
     spec = Spec("cpu", batch, more.pop("input_dtype", "uint8"), more.pop("output", "class"))
     variant = more.pop(
-        "variant", Variant.of(op="matmul") if engine == "numpy" else Variant.of(op="mm", compute="float32")
+        "variant",
+        Variant.of(op="matmul", compute="float32") if engine == "numpy" else Variant.of(op="mm", compute="float32"),
     )
     return Candidate(spec, engine, variant, wall_us=wall_us, **more)
 

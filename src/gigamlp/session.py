@@ -219,8 +219,8 @@ class Session:
         ...     print(session.explain(129, input_dtype="uint8"))
         Session for 'toy' on cpu; engine 'numpy', as asked for
         uint8 -> class, 129 rows:
-          2 x batch 64    numpy op=matmul
-          1 x batch 1     numpy op=matmul
+          2 x batch 64    numpy op=matmul compute=float32
+          1 x batch 1     numpy op=matmul compute=float32
         """
         if rows is not None and rows < 0:
             raise InvalidInput(f"rows must be >= 0, got {rows}")

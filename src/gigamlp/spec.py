@@ -54,11 +54,9 @@ class Spec:
         kind, _, index = self.device.partition(":")
         if kind not in ("cpu", "cuda") or (kind == "cuda" and not index.isdecimal()) or (kind == "cpu" and index):
             raise InvalidInput(f"device must be 'cpu' or 'cuda:N', got {self.device!r}")
-        try:
+        if not isinstance(self.batch, bool) and hasattr(self.batch, "__index__"):  # NumPy's whole numbers too
             object.__setattr__(self, "batch", operator.index(self.batch))
-        except TypeError:
-            raise InvalidInput(f"batch must be a whole number of rows >= 1, got {self.batch!r}") from None
-        if isinstance(self.batch, bool) or self.batch < 1:
+        if type(self.batch) is not int or self.batch < 1:
             raise InvalidInput(f"batch must be a whole number of rows >= 1, got {self.batch!r}")
         if self.input_dtype not in INPUT_DTYPES:
             raise InvalidInput(f"input_dtype must be one of {', '.join(INPUT_DTYPES)}; got {self.input_dtype!r}")
