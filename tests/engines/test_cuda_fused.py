@@ -53,7 +53,7 @@ def test_every_card_has_a_form_for_every_batch(card):
         few = ENGINE.variants(net(784, 40, 10), Spec("cuda:0", batch))
         assert len(set(few)) == len(few) >= 1
         paths = {each.get("path") for each in few}
-        assert paths <= {"direct", "ring", "window", "split"}
+        assert paths <= {"direct", "ring", "window", "split", "wgmma"}
         if card.capability < (9, 0):
             assert not paths & {"ring", "window"}
         # the few that the tuner tries come from all that there are
@@ -85,7 +85,9 @@ def test_dtypes_of_the_answers(h200):
         (net(784, 40, 10), {"input_on": "host"}, "rows that are on the device"),
         (net(784, 40, 10, head="multilabel"), {}, "head 'multilabel' has no single class"),
         (net(784, 40, 10, head="regression"), {"output": "proba"}, "head 'regression' has no probabilities"),
-        (net(784, 129, 10), {}, "129"),
+        (net(784, 1025, 10), {}, "1,025"),
+        (net(4000, 1000, 10), {}, "no form of the fused kernel fits"),
+        (net(784, 129), {}, "129"),
         (net(784, 40, 129), {}, "129"),
         (net(784, 40, 200, 10), {}, "200"),
         (net(64, 8, 8, 8, 8, 8, 3), {}, "5 hidden"),
@@ -156,7 +158,12 @@ MNIST = net(784, 40, 10)
 # (network, why it is here)
 NETWORKS = [
     pytest.param(MNIST, id="mnist-40"),
-    pytest.param(net(784, 128, 10), id="widest"),
+    pytest.param(net(784, 128, 10), id="widest but for clusters"),
+    pytest.param(net(784, 256, 10), id="wide"),
+    pytest.param(net(784, 512, 10), id="the article's"),
+    pytest.param(net(500, 1000, 10), id="widest"),
+    pytest.param(net(200, 300, 128, 20, 7, activation="tanh"), id="wide and deep"),
+    pytest.param(net(301, 200, 3, columns=((17, 318),), features=333), id="wide, single bytes"),
     pytest.param(net(371, 40, 10, columns=((213, 584),), features=784), id="a window that is aligned to nothing"),
     pytest.param(net(384, 40, 10, columns=((208, 592),), features=784), id="a window of whole 16 bytes"),
     pytest.param(net(300, 24, 10, columns=((100, 250), (400, 550)), features=784), id="two windows"),
@@ -207,7 +214,9 @@ def configs(mlp: MLP, batch: int, dtype: str = "uint8", output: str = "class", e
     found = ENGINE.variants(mlp, Spec("cuda:0", batch, dtype, output), full=True)
     first = found[0].get("dtype")
     plain = [v for v in found if v.get("graph") is False and v.get("dtype") == first]
-    paths = {path: [v for v in plain if v.get("path") == path] for path in ("direct", "ring", "window", "split")}
+    paths = {
+        path: [v for v in plain if v.get("path") == path] for path in ("direct", "ring", "window", "split", "wgmma")
+    }
     return plain if every else [v for kind in paths.values() for v in kind[:2]]
 
 
@@ -236,7 +245,7 @@ def test_ids_equal_the_reference_and_nothing_else_is_written(mlp, rows):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("output", ["logits", "margin", "proba"])
-@pytest.mark.parametrize("mlp", [NETWORKS[0], NETWORKS[8], NETWORKS[11], NETWORKS[12]])
+@pytest.mark.parametrize("mlp", [NETWORKS[0], NETWORKS[3], NETWORKS[5], *NETWORKS[-5::2]])
 def test_other_outputs(mlp, output):
     x = draw(mlp, 1023)
     want = integer_form(mlp).reference_logits(x).astype(np.float64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gigamlp.engines.base import Runner
 from gigamlp.errors import DeviceError, InvalidInput, ModelError, Unsupported
@@ -189,22 +189,23 @@ def _build(gpu: Gpu, choice: _Choice, spec: Spec) -> CudaFusedRunner:
 def _program(gpu: Gpu, choice: _Choice) -> Program:
     from gigamlp.engines.cuda_runner import Program
     from gigamlp.kernels.cuda.driver import Buffer, Kernel
-    from gigamlp.kernels.cuda.pack import pack
 
     made, cubin = _compiled(gpu, choice)
     kernel = Kernel(gpu, cubin.image, made.name, made.shared_bytes)
-    resident = kernel.blocks_per_multiprocessor(made.block)
-    if resident < 1:
+    if made.cluster > 1:
+        multiprocessors, resident = kernel.clusters(made.block, made.cluster) * made.cluster, 1
+    else:
+        multiprocessors, resident = gpu.multiprocessors, kernel.blocks_per_multiprocessor(made.block)
+    if not multiprocessors * resident:
         raise Unsupported(
             f"a block of {made.block} threads and {made.shared_bytes:,} bytes of shared memory does not fit on this GPU"
         )
-    blob: Any = pack(choice.integer, choice.network, choice.config.wide)
     return Program(
         gpu=gpu,
         kernel=kernel,
-        weights=Buffer.of(gpu, blob),
+        weights=Buffer.of(gpu, made.pack(choice.integer)),
         block=made.block,
-        grid=lambda rows, batches: int(made.grid(rows, batches, gpu.multiprocessors, resident)),
+        grid=lambda rows, batches: int(made.grid(rows, batches, multiprocessors, resident)),
         features=choice.integer.mlp.features,
         alignment=made.alignment,
         stride_fits=made.stride_fits,

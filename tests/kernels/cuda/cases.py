@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 
 import gigamlp as gm
-from gigamlp.kernels.cuda.pack import pack
 from gigamlp.kernels.cuda.shape import network_of
 from gigamlp.quantize import integer_form
 
@@ -76,6 +75,5 @@ def check(integer, network, x, got):
 
 def run(kernel, integer, network, config, xs, **options):
     """Run a `HostKernel` on the batches `xs` and check each."""
-    packed = pack(integer, network, config.wide)
-    for x, got in zip(xs, kernel(packed, xs, **options), strict=True):
+    for x, got in zip(xs, kernel(kernel.made.pack(integer), xs, **options), strict=True):
         check(integer, network, x, got)

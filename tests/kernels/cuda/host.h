@@ -1,6 +1,6 @@
 // CUDA for the host, as far as the fused kernel needs it: its text compiles behind this header with a C++ compiler and
-// runs one block at a time. Threads are fibres; what a warp does together waits until all 32 have come. The functions
-// of ptx.cuh follow the tables of the PTX manual ("Matrix Fragments for mma...", "cp.async.bulk", "mbarrier").
+// runs one cluster at a time. Threads are fibres; what a warp does together waits until all 32 have come. The functions
+// of ptx.cuh follow the tables of the PTX manual ("Matrix Fragments for mma...", "cp.async.bulk", "mbarrier", "wgmma").
 //
 // What would go unnoticed on a GPU ends the program: accesses that are not aligned (-fsanitize=alignment), reads and
 // writes past a buffer (a page without access follows each), bulk copies of odd sizes, lanes that meet in different
@@ -26,6 +26,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define DEVICE static inline
+#define METHOD inline
 #define __device__
 #define __global__
 #define __shared__
@@ -40,10 +41,13 @@ struct alignas(16) float4 { float x, y, z, w; };
 static inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 using std::min;
 
 constexpr int SHARED_BYTES = 1 << 18;
-alignas(128) u8 shared[SHARED_BYTES];
+alignas(128) static u8 memories[CLUSTER][SHARED_BYTES];
+static u32 current;                                   // the block of the cluster whose thread runs
+#define shared (memories[current])
 struct { u32 x; } threadIdx, blockIdx, gridDim, blockDim;
 
 [[noreturn]] static void fail(const char* what) {
@@ -67,15 +71,24 @@ struct Meeting {       // of a warp, or of a block
 
 static std::vector<Fiber> fibers;
 static std::vector<Meeting> warps;
-static Meeting everyone;
+static Meeting blocks[CLUSTER];
+static u32 arrived, phase_of_cluster;
 static ucontext_t scheduler;
 static u64 idle;
 
+static u32 number_of_thread() { return current * blockDim.x + threadIdx.x; }
+
+static void be(u32 number) {
+  blockIdx.x = blockIdx.x / CLUSTER * CLUSTER + number / blockDim.x;
+  current = number / blockDim.x;
+  threadIdx.x = number % blockDim.x;
+}
+
 static void yield() {
-  const u32 me = threadIdx.x;
+  const u32 me = number_of_thread();
   if (++idle > 50000000) fail("nobody can go on");
   swapcontext(&fibers[me].context, &scheduler);
-  threadIdx.x = me;
+  be(me);
 }
 
 static void meet(Meeting& at, const char* purpose, const std::function<void()>& then = {}) {
@@ -92,13 +105,13 @@ static void meet(Meeting& at, const char* purpose, const std::function<void()>& 
   }
 }
 
-static Meeting& warp() { return warps[threadIdx.x / 32]; }
-static inline void __syncthreads() { meet(everyone, "syncthreads"); }
+static Meeting& warp() { return warps[number_of_thread() / 32]; }
+static inline void __syncthreads() { meet(blocks[current], "syncthreads"); }
 static inline void __syncwarp() { meet(warp(), "syncwarp"); }
 
 template <class T> T __shfl_xor_sync(u32, T value, int mask) {
-  static T values[1024];
-  const u32 me = threadIdx.x;
+  static T values[1024 * CLUSTER];
+  const u32 me = number_of_thread();
   values[me] = value;
   meet(warp(), "shfl");
   const T found = values[me ^ mask];
@@ -110,6 +123,7 @@ template <class T> T __shfl_xor_sync(u32, T value, int mask) {
 
 template <class T> T __ldg(const T* p) { return *p; }
 DEVICE uint4 load_once(const u8* p) { return *(const uint4*)p; }
+DEVICE uint4 load_here(const u8* p) { return *(const uint4*)p; }
 
 // a copy of `size` bytes that ends where a page without access begins, but for up to `align` - 1 bytes
 static u8* guarded(const void* bytes, size_t size, size_t align) {
@@ -122,14 +136,14 @@ static u8* guarded(const void* bytes, size_t size, size_t align) {
   return at;
 }
 
-struct Barrier { int arrived; i64 bytes; u32 phase; };
+struct Barrier { int arrived, needed; i64 bytes; u32 phase; };
 struct Copy { u32 to; const u8* from; u32 bytes; };
 static std::map<u32, Barrier> barriers;
 static std::map<u32, std::vector<Copy>> copies;
 static bool late;
 
 static void settle(Barrier& b) {
-  if (b.arrived && b.bytes == 0) { b.arrived = 0; b.phase++; idle = 0; }
+  if (b.arrived == b.needed && b.bytes == 0) { b.arrived = 0; b.phase++; idle = 0; }
 }
 
 static Barrier& known(u32 barrier) {
@@ -138,7 +152,7 @@ static Barrier& known(u32 barrier) {
 }
 
 static void deliver(u32 barrier, const Copy& copy) {
-  memcpy(shared + copy.to, copy.from, copy.bytes);
+  memcpy(memories[copy.to >> 24] + (copy.to & 0xFFFFFF), copy.from, copy.bytes);
   known(barrier).bytes -= copy.bytes;
   settle(known(barrier));
 }
@@ -146,27 +160,37 @@ static void deliver(u32 barrier, const Copy& copy) {
 DEVICE u32 shared_address(const void* p) {
   const i64 at = (const u8*)p - shared;
   if (at < 0 || at >= SHARED_BYTES) fail("no address in shared memory");
-  return at;
+  return at | current << 24;                          // as on the device: an address says which block's it is
 }
 
-DEVICE void barrier_init(u32 barrier) {
+DEVICE void barrier_init(u32 barrier, u32 arrivals = 1) {
   if (barrier % 8) fail("a barrier's address is no multiple of 8");
-  barriers[barrier] = {};
+  barriers[barrier] = {0, (int)arrivals, 0, 0};
+}
+
+DEVICE void barrier_arrive(u32 barrier) {
+  Barrier& b = known(barrier);
+  if (b.arrived == b.needed) fail("too many arrive at a barrier");
+  b.arrived++;
+  settle(b);
 }
 
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
   Barrier& b = known(barrier);
-  if (b.arrived) fail("a barrier is used again before its phase is over");
-  b.arrived = 1;
+  if (b.arrived == b.needed) fail("a barrier is used again before its phase is over");
+  b.arrived++;
   b.bytes += bytes;
   settle(b);
 }
 
 DEVICE void barrier_wait(u32 barrier, u32 phase) {
-  std::vector<Copy> due;
-  due.swap(copies[barrier]);
-  for (const Copy& copy : due) deliver(barrier, copy);
-  while ((known(barrier).phase & 1) == phase) yield();
+  for (;;) {
+    std::vector<Copy> due;
+    due.swap(copies[barrier]);
+    for (const Copy& copy : due) deliver(barrier, copy);
+    if ((known(barrier).phase & 1) != phase) return;
+    yield();
+  }
 }
 
 DEVICE void fence_barrier_init() {}
@@ -174,9 +198,36 @@ DEVICE void fence_async() {}
 
 DEVICE void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
   if (to % 16 || (u64)from % 16 || bytes % 16 || bytes == 0) fail("a bulk copy is not of whole multiples of 16");
-  if (to + bytes > SHARED_BYTES) fail("a bulk copy leaves shared memory");
+  if ((to & 0xFFFFFF) + bytes > SHARED_BYTES) fail("a bulk copy leaves shared memory");
   if (late) copies[barrier].push_back({to, from, bytes});
   else deliver(barrier, {to, from, bytes});
+}
+
+// ---- clusters -------------------------------------------------------------------------------------------------------
+
+#define CLUSTER_OF(n)
+DEVICE u32 cluster_rank() { return current; }
+DEVICE u32 other_block(u32 address, u32 rank) { return (address & 0xFFFFFF) | rank << 24; }
+DEVICE void barrier_wait_cluster(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
+
+DEVICE void arrive_at(u32 barrier) { barrier_arrive(barrier); }
+
+DEVICE void cluster_arrive() {
+  if (++arrived == CLUSTER * blockDim.x) { phase_of_cluster++; idle = 0; }
+}
+
+DEVICE void cluster_wait() {
+  while (phase_of_cluster == 0) yield();
+}
+
+// With `late`, what was sent comes when it is waited for.
+DEVICE void send(u32 to, const float (&v)[4], u32 barrier) {
+  if (to % 16 || to >> 24 != barrier >> 24) fail("what is sent is not aligned, or goes elsewhere than its barrier");
+  if (!phase_of_cluster) fail("something is sent to a block that may not have begun");
+  static std::vector<std::vector<u8>*> kept;
+  kept.push_back(new std::vector<u8>((const u8*)v, (const u8*)v + 16));
+  if (late) copies[barrier].push_back({to, kept.back()->data(), 16});
+  else deliver(barrier, {to, kept.back()->data(), 16});
 }
 
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
@@ -207,7 +258,7 @@ DEVICE u32 two_halves(float low, float high) { return half_of(low) | (u32)half_o
 DEVICE u32 two_halves_relu(float low, float high) { return two_halves(fmaxf(low, 0), fmaxf(high, 0)); }
 
 struct Operands { u32 a[4], b[2]; int* ints[4]; float* floats; };
-static Operands operands[1024];
+static Operands operands[1024 * CLUSTER];
 
 #if SIGNED_ROWS
 typedef int8_t RowByte;
@@ -219,7 +270,7 @@ typedef u8 RowByte;
 // from word 2 on), in word i of B rows 4 t .. (+ 16 in word 1) of column g, and of C rows g (0, 1) and g + 8 (2, 3),
 // columns 2 t and 2 t + 1. float16: two elements a word, columns 2 t, 2 t + 1 (+ 8 from word 2 of A and 1 of B on).
 template <int M, int KK> static void mma_bytes(const char* name) {
-  const u32 base = threadIdx.x / 32 * 32;
+  const u32 base = number_of_thread() / 32 * 32;
   meet(warp(), name, [base] {
     int a[16][32], b[32][8];
     for (int lane = 0; lane < 32; lane++) {
@@ -242,7 +293,7 @@ template <int M, int KK> static void mma_bytes(const char* name) {
 }
 
 template <int KK> static void mma_half_(const char* name) {
-  const u32 base = threadIdx.x / 32 * 32;
+  const u32 base = number_of_thread() / 32 * 32;
   meet(warp(), name, [base] {
     double a[16][16], b[16][8];
     for (int lane = 0; lane < 32; lane++) {
@@ -263,22 +314,68 @@ template <int KK> static void mma_half_(const char* name) {
 }
 
 DEVICE void mma_m16n8k32(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  operands[threadIdx.x] = {{a0, a1, a2, a3}, {b0, b1}, {c, c + 1, c + 2, c + 3}, nullptr};
+  operands[number_of_thread()] = {{a0, a1, a2, a3}, {b0, b1}, {c, c + 1, c + 2, c + 3}, nullptr};
   mma_bytes<16, 32>("mma.m16n8k32");
 }
 DEVICE void mma_m16n8k16(int (&c)[4], u32 a0, u32 a1, u32 b) {
-  operands[threadIdx.x] = {{a0, a1}, {b}, {c, c + 1, c + 2, c + 3}, nullptr};
+  operands[number_of_thread()] = {{a0, a1}, {b}, {c, c + 1, c + 2, c + 3}, nullptr};
   mma_bytes<16, 16>("mma.m16n8k16");
 }
 DEVICE void mma_m8n8k16(int& c0, int& c1, u32 a, u32 b) {
-  operands[threadIdx.x] = {{a}, {b}, {&c0, &c1}, nullptr};
+  operands[number_of_thread()] = {{a}, {b}, {&c0, &c1}, nullptr};
   mma_bytes<8, 16>("mma.m8n8k16");
 }
 DEVICE void mma_half_k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  operands[threadIdx.x] = {{a0, a1, a2, a3}, {b0, b1}, {}, c};
+  operands[number_of_thread()] = {{a0, a1, a2, a3}, {b0, b1}, {}, c};
   mma_half_<16>("mma.half.k16");
 }
 DEVICE void mma_half_k8(float (&c)[4], u32 a0, u32 a1, u32 b) {
-  operands[threadIdx.x] = {{a0, a1}, {b}, {}, c};
+  operands[number_of_thread()] = {{a0, a1}, {b}, {}, c};
   mma_half_<8>("mma.half.k8");
+}
+
+// wgmma: A as in mma.m16n8k32 or k16, 16 rows a warp. B in shared memory: a descriptor holds the address and the offsets
+// from one half of its 32 bytes to the next and from 8 outputs to the next 8, in 16 bytes; core matrices are 8 x 16 bytes.
+DEVICE u64 matrix_at(u32 address) { return (address & 0x3FFFF) >> 4 | (u64)(128 >> 4) << 16 | (u64)(256 >> 4) << 32; }
+DEVICE u32 used_now(u32 word, u32 zero) { return word ^ zero; }
+DEVICE void wgmma_fence() {}
+DEVICE void wgmma_commit() {}
+template <int N> DEVICE void wgmma_wait() {}
+
+static const u8* half_row(u64 b, int output, int half) {
+  return shared + (b & 0x3FFF) * 16 + output / 8 * (b >> 32 & 0x3FFF) * 16 + half * (b >> 16 & 0x3FFF) * 16 + output % 8 * 16;
+}
+
+template <int N> DEVICE void wgmma(int (&c)[N][4], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
+  operands[number_of_thread()] = {{a0, a1, a2, a3}, {}, {&c[0][0]}, nullptr};
+  const u32 base = number_of_thread() / 32 * 32;
+  meet(warp(), "wgmma", [=] {
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4 * N; i++) {
+        const int row = lane / 4 + 8 * (i % 4 / 2), output = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        int& sum = operands[base + lane].ints[0][i];
+        if (!add) sum = 0;
+        for (int k = 0; k < 32; k++) {
+          const u32 word = operands[base + row % 8 * 4 + k % 16 / 4].a[row / 8 + k / 16 * 2];
+          sum += (RowByte)(word >> k % 4 * 8) * (int8_t)half_row(b, output, k / 16)[k % 16];
+        }
+      }
+  });
+}
+
+template <int N> DEVICE void wgmma_half(float (&c)[N][4], const u32 (&a)[4], u64 b) {
+  operands[number_of_thread()] = {{a[0], a[1], a[2], a[3]}, {}, {}, &c[0][0]};
+  const u32 base = number_of_thread() / 32 * 32;
+  meet(warp(), "wgmma.half", [=] {
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4 * N; i++) {
+        const int row = lane / 4 + 8 * (i % 4 / 2), output = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        double sum = operands[base + lane].floats[i];
+        for (int k = 0; k < 16; k++) {
+          const u32 word = operands[base + row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
+          sum += float_of((u16)(word >> k % 2 * 16)) * float_of(((const u16*)half_row(b, output, k / 8))[k % 8]);
+        }
+        operands[base + lane].floats[i] = (float)sum;
+      }
+  });
 }

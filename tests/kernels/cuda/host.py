@@ -25,6 +25,7 @@ class HostKernel:
         text = made.source
         begin, end = text.index("// The instructions that CUDA C++"), text.index("// One small MLP in one kernel")
         text = f'{text[:begin]}\n#include "{HERE / "host.h"}"\n{text[end:]}\n#include "{HERE / "host_main.h"}"\n'
+        text = text.replace("extern __shared__ __align__(128) u8 shared[];", "")  # host.h has it, one a block
         path = Path(folder) / f"{abs(hash((text, arch))):x}"
         path.with_suffix(".cpp").write_text(text)
         self.program = path.with_suffix(".exe")

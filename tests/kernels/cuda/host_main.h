@@ -2,7 +2,7 @@
 // alignment, bytes of a row, bytes of an answer, bytes of a second answer, bytes of packed weights, most rows of a
 // batch, whether to use a table, rows of each batch. stdin: packed weights, then the rows of each batch.
 static std::function<void()> body;
-static void enter() { body(); fibers[threadIdx.x].done = true; }
+static void enter() { body(); fibers[number_of_thread()].done = true; }
 
 static std::vector<u8> read_bytes(size_t size) {
   std::vector<u8> bytes(size);
@@ -10,15 +10,15 @@ static std::vector<u8> read_bytes(size_t size) {
   return bytes;
 }
 
-static void run_block() {
-  memset(shared, 0xA5, sizeof shared);
+static void run_cluster() {
+  memset(memories, 0xA5, sizeof memories);
   barriers.clear();
   copies.clear();
-  warps.assign(WARPS, {0, 32, 0, ""});
-  everyone = {0, THREADS, 0, ""};
-  fibers.resize(THREADS);
-  for (u32 i = 0; i < THREADS; i++) {
-    Fiber& f = fibers[i];
+  arrived = phase_of_cluster = 0;
+  warps.assign(CLUSTER * WARPS, {0, 32, 0, ""});
+  for (Meeting& block : blocks) block = {0, THREADS, 0, ""};
+  fibers.resize(CLUSTER * THREADS);
+  for (Fiber& f : fibers) {
     f.done = false;
     f.stack.resize(1 << 17);
     getcontext(&f.context);
@@ -29,10 +29,10 @@ static void run_block() {
   }
   for (bool left = true; left;) {
     left = false;
-    for (u32 i = 0; i < THREADS; i++) {
+    for (u32 i = 0; i < fibers.size(); i++) {
       if (fibers[i].done) continue;
       left = true;
-      threadIdx.x = i;
+      be(i);
       swapcontext(&scheduler, &fibers[i].context);
     }
   }
@@ -59,7 +59,11 @@ int main(int count, char** values) {
     if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches);
     else gigamlp_fused((u8*)entries[0], stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1);
   };
-  for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();
+  if (gridDim.x % CLUSTER) exit(6);
+  for (u32 first = 0; first < gridDim.x; first += CLUSTER) {
+    blockIdx.x = first;
+    run_cluster();
+  }
   for (int b = 0; b < batches; b++) {
     fwrite((void*)entries[4 * b + 1], answer_1, entries[4 * b + 3], stdout);
     fwrite((void*)entries[4 * b + 2], answer_2, entries[4 * b + 3], stdout);

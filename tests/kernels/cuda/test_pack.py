@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamlp.errors import InvalidInput
-from gigamlp.kernels.cuda.pack import layout_of, pack, units
+from gigamlp.kernels.cuda.pack import layout_of, pack, pack_slices, units
+from gigamlp.kernels.cuda.paths import Config, layout, slice_of
 from tests.kernels.cuda import cases
 
 
@@ -90,6 +91,59 @@ def later_weight(data, outputs, inputs):
         g, t = divmod(lane, 4)
         weight[block * 8 + g, step * 16 + 2 * t + h + 8 * i] = values[step, block, lane, i, h]
     return weight
+
+
+@settings(deadline=None, max_examples=60)
+@given(networks(), st.sampled_from([16, 32, 48]), st.sampled_from(["uint8", "int8"]))
+def test_the_slices_multiply_out_to_the_reference(mlp, outputs, rows):
+    integer, network = cases.form(mlp, rows=rows)
+    config = Config("wgmma", 4, 4, 1, outputs=outputs)
+    at, own = layout(network, config), slice_of(network, config)
+    count = config.cluster(network)
+    packed = pack_slices(integer, network, outputs).reshape(count, at.total)
+    x = cases.rows_for(mlp, 20, rows)
+    sums = np.concatenate([core_sums(each, own, at.affine, x) for each in packed], 1)
+    np.testing.assert_array_equal(sums[:, : network.hidden], integer.reference_accumulators(x))
+    assert (sums[:, network.hidden :] == 0).all()
+    pairs = np.concatenate([each[at.affine :][: outputs * 8].view(np.float32).reshape(-1, 2) for each in packed])
+    np.testing.assert_array_equal(pairs[: network.hidden], np.stack([integer.scale, integer.bias], 1))
+    assert (pairs[network.hidden :] == 0).all()
+    if integer.layers:
+        out = len(integer.layers[0].weight)
+        weight = np.concatenate([core_weight(each[at.weights[0] :], out, outputs) for each in packed], 1)
+        np.testing.assert_array_equal(weight[:out, : network.hidden], integer.layers[0].weight.astype(np.float16))
+        weight[:out, : network.hidden] = 0
+        assert (weight == 0).all()
+    for each in packed:  # what comes later, every slice has
+        for index, layer in enumerate(integer.layers[1:], 1):
+            found = later_weight(each[at.weights[index] :], *layer.weight.shape)[: len(layer.weight)]
+            np.testing.assert_array_equal(found[:, : layer.weight.shape[1]], layer.weight.astype(np.float16))
+
+
+def core_sums(packed, network, size, x):
+    """Multiply as wgmma does: word i of lane t of A meets bytes 4 t .. 4 t + 3 of half i of a step's 32 features."""
+    run = np.zeros((len(x), network.padded), np.int64)
+    run[:, : network.reads] = x[:, network.offset : network.offset + network.reads]
+    codes = packed[:size].view(np.int8).reshape(-1, network.blocks, 2, 8, 16).astype(np.int64)
+    sums = np.zeros((len(x), network.blocks * 8), np.int64)
+    step = 0
+    for unit in units(network.padded, False):
+        words = unit.width // 4
+        for word in range(words):
+            for t, start in enumerate(unit.starts):
+                a = run[:, start + 4 * word : start + 4 * word + 4]
+                b = codes[step + word // 2, :, word % 2, :, 4 * t : 4 * t + 4].reshape(-1, 4)
+                sums += a @ b.T
+        step += -(-words // 2)
+    assert step == len(codes)
+    return sums
+
+
+def core_weight(data, outputs, inputs):
+    """Read wgmma's B for float16 back: core matrices of 8 outputs and 8 inputs, the two of 16 inputs side by side."""
+    blocks, steps = -(-outputs // 8), inputs // 16
+    values = data[: blocks * steps * 256].view(np.float16).reshape(steps, blocks, 2, 8, 8)
+    return values.transpose(1, 3, 0, 2, 4).reshape(blocks * 8, inputs).copy()
 
 
 def test_another_network_is_refused():

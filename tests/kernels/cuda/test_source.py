@@ -29,6 +29,13 @@ TABLE = {
     "784-64-10": ([784, 64, 10], {}),
     "784-128-10": ([784, 128, 10], {}),
 }
+WIDE = {
+    "784-256-10": ([784, 256, 10], {}),
+    "784-512-10": ([784, 512, 10], {}),
+    "odd": ([785, 300, 17, 3], {}),
+    "a wide second layer": ([784, 512, 128, 10], {}),
+    "widest": ([784, 1024, 10], {}),
+}
 OTHERS = {
     "odd": ([13, 7, 3], {}, "margin"),
     "deep": ([100, 128, 128, 128, 128, 128], {"activation": "gelu"}, "proba"),
@@ -59,6 +66,29 @@ def test_the_shapes_that_matter_stay_in_registers(arch, name):
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("rows", [1024, 1 << 21])
+@pytest.mark.parametrize("name", list(WIDE))
+def test_wide_layers_stay_in_registers_on_hopper(name, rows):
+    _, network = cases.form(cases.make(WIDE[name][0]))
+    capability, shared = GPUS["sm_90a"]
+    config = configs(network, capability, shared, rows)[0]
+    made, found = compiled(network, config, "sm_90a")
+    assert config.path == "wgmma"
+    assert (found.spill_bytes, found.stack_bytes) == (0, 0), (config, found)
+    assert found.registers * made.block <= REGISTERS
+    assert made.shared_bytes <= shared
+    assert made.pack(cases.form(cases.make(WIDE[name][0]))[0]).size == made.packed_bytes
+
+
+@pytest.mark.parametrize("name", list(WIDE))
+def test_wide_layers_are_refused_elsewhere(name):
+    _, network = cases.form(cases.make(WIDE[name][0]))
+    for arch in ("sm_75", "sm_89", "sm_100"):
+        with pytest.raises(Unsupported, match=r"layer 0 has .* outputs; on a GPU of compute capability"):
+            configs(network, *GPUS[arch], 1024)
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("arch", list(GPUS))
 @pytest.mark.parametrize("name", list(OTHERS))
 def test_other_shapes_compile_for_every_architecture(arch, name):
@@ -79,14 +109,16 @@ def test_every_configuration_fits_its_gpu(gpu, name, rows):
     _, network = cases.form(cases.make(widths, **options))
     capability, shared = GPUS[gpu]
     few, all_ = (configs(network, capability, shared, rows, full=full) for full in (False, True))
-    assert 1 <= len(few) <= 8
+    assert 1 <= len(few) <= 9
     assert set(few) <= set(all_)
     assert len(set(all_)) == len(all_)
     for config in all_:
         assert shared_bytes(network, config) <= shared
         assert capability >= (9, 0) or config.path in ("direct", "split")
+        assert capability == (9, 0) or config.path != "wgmma"
     if capability >= (9, 0) and rows > 1 << 20:
-        assert few[0].path == ("window" if "window" in name else "ring")
+        wide = capability == (9, 0) and network.hidden >= 64
+        assert few[0].path == ("wgmma" if wide else "window" if "window" in name else "ring")
     if rows <= 1024:
         assert few[0].path == "split"
 
@@ -108,6 +140,16 @@ def test_the_grid_has_no_more_blocks_than_steps(path, rows):
         assert grid == max(1, steps * batches if path == "split" else min(264, steps * batches))
 
 
+@pytest.mark.parametrize(
+    ("rows", "want"), [(0, 2), (1, 2), (64, 2), (65, 4), (64 * 66, 132), (64 * 67, 132), (10**7, 132)]
+)
+def test_the_grid_of_clusters_is_whole(rows, want):
+    _, network = cases.form(cases.make([784, 512, 10]))
+    made = generate(network, Config("wgmma", 4, 8, 6, outputs=256))
+    assert made.cluster == 2
+    assert made.grid(rows, 1, 132, 1) == want
+
+
 def test_which_rows_a_path_reads_where_they_lie():
     def made(features, path):
         return generate(cases.form(cases.make([features, 8, 4]))[1], Config(path, 1, 4, 1))
@@ -121,7 +163,11 @@ def test_which_rows_a_path_reads_where_they_lie():
 
 
 def test_what_the_kernel_cannot_do_is_refused():
-    for widths, words in (([16, 129, 4], "129 outputs"), ([8] * 7, "5 hidden layers")):
+    for widths, words in (
+        ([16, 1025, 4], "1,025 outputs"),
+        ([16, 8, 129, 4], "129 outputs"),
+        ([8] * 7, "5 hidden layers"),
+    ):
         with pytest.raises(Unsupported, match=words):
             cases.form(cases.make(widths))
     with pytest.raises(Unsupported, match="'multilabel' gives logits or proba"):

@@ -300,6 +300,19 @@ class Kernel:
             ask = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
             return int(_check(ask(self.function, threads, self.shared_bytes), "say its occupancy"))
 
+    def clusters(self, threads: int, blocks: int) -> int:
+        """Return how many clusters of `blocks` blocks of `threads` threads run on the device at once."""
+        driver = _driver()
+        shape = driver.CUlaunchAttribute()
+        shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = blocks, 1, 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks * self.gpu.multiprocessors, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.attrs, config.numAttrs = self.shared_bytes, [shape], 1
+        with on(self.gpu):
+            return int(_check(driver.cuOccupancyMaxActiveClusters(self.function, config), "say its occupancy"))
+
     def close(self) -> None:
         """Unload the code. Nothing may be running it."""
         self._unload()

@@ -7,7 +7,7 @@
 // A warp computes TILES tiles of 16 rows. In the fragments of mma.m16n8k32 a lane (g = lane / 4, t = lane % 4) has words
 // of rows g and g + 8 and of output g. A sum over features does not care about their order, so each lane takes 16
 // consecutive bytes of a row at a time and the codes are packed to match: no shuffles, no transposes.
-enum { DIRECT, RING, WINDOW, SPLIT };                                  // PATH
+enum { DIRECT, RING, WINDOW, SPLIT, WGMMA };                           // PATH
 enum { IDENTITY, RELU, TANH, LOGISTIC, GELU, GELU_TANH, SILU };        // ACTIVATIONS
 enum { SOFTMAX, SIGMOID, MULTILABEL, REGRESSION };                     // HEAD
 enum { CLASS, MARGIN, LOGITS, PROBA };                                 // OUTPUT
@@ -140,7 +140,7 @@ template <int W> DEVICE Words<W> row_at(const u8* p, const u8* end) {
   if constexpr (ALIGN == 16 && IN_SHARED) {
     put(v, *(const typename Vector<W>::type*)p);
   } else if constexpr (ALIGN == 16 && W == 16) {
-    put(v, load_once(p));
+    put(v, PATH == WGMMA ? load_here(p) : load_once(p));
   } else if constexpr (ALIGN == 16) {
     put(v, __ldg((const typename Vector<W>::type*)p));
   } else if constexpr (ALIGN == 4) {
@@ -293,21 +293,28 @@ template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0,
   }
 }
 
-// later layers L ..: the C fragments of one layer are, rounded to float16, the A fragments of the next
-template <int L, int KB> DEVICE void later(const u32 (&a)[KB][4], const u8* rest, const Place& at, i64 row0, int lane) {
-  constexpr int N = (widths[L + 1] + 7) / 8, A = activations[L + 1];
-  const int t = lane & 3;
-  float c[N][4];
+// Later layer L, from what is before it: the C fragments of one layer are, rounded to float16, the A fragments of the next.
+template <int L, int N> DEVICE void biases_of(float (&c)[N][4], const u8* rest, int t) {
 #pragma unroll
   for (int j = 0; j < N; j++) {
     const float2 b = *(const float2*)(rest + biases[L] - SHARED_FROM + (j * 8 + 2 * t) * 4);
     c[j][0] = c[j][2] = b.x;
     c[j][1] = c[j][3] = b.y;
   }
+}
+
+template <int L, int N, int KB> DEVICE void products(float (&c)[N][4], const u32 (&a)[KB][4], const u8* rest, int lane) {
 #pragma unroll
   for (int k = 0; k < KB; k++)
 #pragma unroll
     for (int j = 0; j < N; j++) mma_half(c[j], a[k], *(const uint2*)(rest + weights[L] - SHARED_FROM + ((k * N + j) * 32 + lane) * 8));
+}
+
+template <int L, int KB> DEVICE void later(const u32 (&a)[KB][4], const u8* rest, const Place& at, i64 row0, int lane);
+
+// from the sums of later layer L to the answers
+template <int L, int N> DEVICE void onwards(float (&c)[N][4], const u8* rest, const Place& at, i64 row0, int lane) {
+  constexpr int A = activations[L + 1];
   if constexpr (L + 1 == LATER) {
 #pragma unroll
     for (int j = 0; j < N; j++)
@@ -326,26 +333,38 @@ template <int L, int KB> DEVICE void later(const u32 (&a)[KB][4], const u8* rest
   }
 }
 
-DEVICE void finish(const int (&sums)[NB][4], const u8* rest, const Place& at, i64 row0, int lane) {
+template <int L, int KB> DEVICE void later(const u32 (&a)[KB][4], const u8* rest, const Place& at, i64 row0, int lane) {
+  float c[(widths[L + 1] + 7) / 8][4];
+  biases_of<L>(c, rest, lane & 3);
+  products<L>(c, a, rest, lane);
+  onwards<L>(c, rest, at, row0, lane);
+}
+
+// the first layer's outputs as A fragments of the next; those that `h` has too many stay as they are
+template <int KB> DEVICE void hidden_of(u32 (&h)[KB][4], const int (&sums)[NB][4], const u8* rest, int t) {
   constexpr int A = activations[0];
+#pragma unroll
+  for (int j = 0; j < NB; j++) {
+    float v[4];
+    first_layer(v, sums[j], rest, j, t);
+    h[j / 2][j % 2 * 2] = halves<A>(v[0], v[1]);
+    h[j / 2][j % 2 * 2 + 1] = halves<A>(v[2], v[3]);
+  }
+}
+
+DEVICE void finish(const int (&sums)[NB][4], const u8* rest, const Place& at, i64 row0, int lane) {
   if constexpr (LATER == 0) {
     float c[NB][4];
 #pragma unroll
     for (int j = 0; j < NB; j++) {
       first_layer(c[j], sums[j], rest, j, lane & 3);
 #pragma unroll
-      for (int i = 0; i < 4; i++) c[j][i] = activate<A>(c[j][i]);
+      for (int i = 0; i < 4; i++) c[j][i] = activate<activations[0]>(c[j][i]);
     }
     answer(c, at, row0, lane);
   } else {
     u32 h[(NB + 1) / 2][4] = {};
-#pragma unroll
-    for (int j = 0; j < NB; j++) {
-      float v[4];
-      first_layer(v, sums[j], rest, j, lane & 3);
-      h[j / 2][j % 2 * 2] = halves<A>(v[0], v[1]);
-      h[j / 2][j % 2 * 2 + 1] = halves<A>(v[2], v[3]);
-    }
+    hidden_of(h, sums, rest, lane & 3);
     later<0>(h, rest, at, row0, lane);
   }
 }

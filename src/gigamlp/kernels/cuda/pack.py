@@ -16,7 +16,7 @@ from gigamlp.errors import InvalidInput
 from gigamlp.integer import Integer
 from gigamlp.kernels.cuda.shape import Network
 
-__all__ = ["Layout", "Unit", "layout_of", "pack", "units"]
+__all__ = ["Layout", "Unit", "layout_of", "pack", "pack_slices", "units"]
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Layout:
     total: int
 
 
-def layout_of(network: Network) -> Layout:
-    """Return where the sections of `network`'s packed weights begin."""
-    affine = network.padded * network.blocks * 8
+def layout_of(network: Network, step: int = 16) -> Layout:
+    """Return where the sections of `network`'s packed weights begin; codes are for a multiple of `step` features."""
+    affine = -(-network.padded // step) * step * network.blocks * 8
     end = affine + network.blocks * 64
     biases, weights, inputs = [], [], network.hidden
     for width in network.later:
@@ -121,7 +121,59 @@ def pack(integer: Integer, network: Network, wide: bool) -> NDArray[np.uint8]:
     return packed
 
 
-def _codes(integer: Integer, network: Network, wide: bool) -> NDArray[np.int8]:
+def pack_slices(integer: Integer, network: Network, outputs: int) -> NDArray[np.uint8]:
+    """Return the packed weights for ``wgmma``, uint8: one slice after the other, each a whole network of its own.
+
+    Slice i has the outputs i * `outputs` … of the first layer and the columns of the second layer's weights that follow
+    from them, and all else as every other slice; outputs beyond the last are 0. In it the first layer's codes come as
+    core matrices: for each 32 features, for each 8 outputs, two halves of [8 outputs][16 features]; the second layer's
+    weights likewise, [8 outputs][8 inputs].
+
+    Parameters
+    ----------
+    integer : Integer
+    network : Network
+        What ``network_of(integer, …)`` gave.
+    outputs : int
+        First-layer outputs of a slice, a multiple of 16.
+    """
+    codes = _placed(integer, network)
+    steps = [places for unit in units(network.padded, False) for places in _core_steps(unit)]
+    count = -(-network.hidden // outputs)
+    codes = np.pad(codes[: network.hidden], ((0, count * outputs - network.hidden), (0, 1)))  # a column of 0 at the end
+    affine = np.zeros((count * outputs, 2), np.float32)
+    affine[: network.hidden, 0], affine[: network.hidden, 1] = integer.scale, integer.bias
+    parts = []
+    for first in range(0, count * outputs, outputs):
+        own = slice(first, first + outputs)
+        by_block = codes[own].reshape(outputs // 8, 8, -1)
+        sections: list[NDArray[Any]] = [
+            by_block[:, :, places].transpose(0, 2, 1, 3) for places in steps
+        ]  # [block, half, output, feature]
+        sections.append(affine[own])
+        for index, layer in enumerate(integer.layers):
+            assert layer.bias is not None
+            weight = layer.weight
+            if index == 0:
+                weight = np.zeros((len(layer.weight), outputs), np.float32)
+                columns = layer.weight[:, own]
+                weight[:, : columns.shape[1]] = columns
+            sections += [_padded(layer.bias, 8), _fragments(weight) if index else _cores(weight)]
+        parts += [np.ascontiguousarray(section).reshape(-1).view(np.uint8) for section in sections]
+    return np.concatenate(parts)
+
+
+def _core_steps(unit: Unit) -> list[NDArray[np.int64]]:
+    """Return for each 32 features of a unit where they are in a row, [half, 16]; -1 where there is none."""
+    words = np.array(unit.starts)[:, None, None] + np.arange(unit.width).reshape(-1, 4)  # [t, word, byte]
+    if unit.width == 4:
+        words = np.concatenate([words, np.full_like(words, -1)], axis=1)
+    halves = words.transpose(1, 0, 2).reshape(-1, 16)  # a half is one word of each lane
+    return [halves[at : at + 2] for at in range(0, len(halves), 2)]
+
+
+def _placed(integer: Integer, network: Network) -> NDArray[np.int8]:
+    """Return the codes of the bytes that are read, [outputs, padded]; 0 for padding and what the MLP does not read."""
     codes = np.zeros((network.blocks * 8, network.padded), np.int8)
     begin = 0
     for start, stop in network.columns:
@@ -129,6 +181,11 @@ def _codes(integer: Integer, network: Network, wide: bool) -> NDArray[np.int8]:
         at = start - network.offset
         codes[: network.hidden, at : at + width] = integer.codes[:, begin : begin + width]
         begin += width
+    return codes
+
+
+def _codes(integer: Integer, network: Network, wide: bool) -> NDArray[np.int8]:
+    codes = _placed(integer, network)
     by_block = codes.reshape(network.blocks, 8, network.padded)
     parts = []
     for unit in units(network.padded, wide):
@@ -149,6 +206,14 @@ def _fragments(weight: NDArray[Any]) -> NDArray[np.float16]:
     padded = np.zeros((outputs * 8, inputs * 16), np.float16)
     padded[: weight.shape[0], : weight.shape[1]] = weight
     return padded.reshape(outputs, 8, inputs, 2, 4, 2).transpose(2, 0, 1, 4, 3, 5)
+
+
+def _cores(weight: NDArray[Any]) -> NDArray[np.float16]:
+    """Return a later layer's weights, float16, as core matrices of ``wgmma``: [k block, block, half, output, input]."""
+    outputs, inputs = -(-weight.shape[0] // 8), -(-weight.shape[1] // 16)
+    padded = np.zeros((outputs * 8, inputs * 16), np.float16)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    return padded.reshape(outputs, 8, inputs, 2, 8).transpose(2, 0, 3, 1, 4)
 
 
 def _padded(values: NDArray[Any], step: int) -> NDArray[np.float32]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gigamlp.errors import Unsupported
-from gigamlp.kernels.cuda.pack import layout_of
-from gigamlp.kernels.cuda.shape import Network
+from gigamlp.kernels.cuda.pack import Layout, layout_of
+from gigamlp.kernels.cuda.shape import MOST, Network
 
-__all__ = ["PATHS", "Config", "configs", "shared_bytes"]
+__all__ = ["PATHS", "Config", "configs", "layout", "shared_bytes", "slice_of"]
 
-PATHS = ("direct", "ring", "window", "split")
+PATHS = ("direct", "ring", "window", "split", "wgmma")
 _REGISTERS = 65_536  # of a multiprocessor
 _SMALL = 20_000  # rows up to which latencies decide, not bandwidth: 784-40-10 on an H200 takes 6 us for them
 _FEW = 4_000  # rows up to which every multiprocessor of a large GPU has one step or two
 _MOST_WARPS = 16
 _MOST_STAGES = 8
+_MOST_SENT = 4  # blocks of 8 outputs that a block of a cluster sends at a time, as in wgmma.cu
+_MOST_SLICE = 256  # outputs of one wgmma
+_WIDE = 48  # first-layer outputs from which wgmma may be quicker than mma.sync: 784-64-10 by 3 %, 784-40-10 not
 
 
 @dataclass(frozen=True)
@@ -24,18 +27,21 @@ class Config:
 
     Attributes
     ----------
-    path : {"direct", "ring", "window", "split"}
+    path : {"direct", "ring", "window", "split", "wgmma"}
         ``direct``: rows go from global memory to registers. ``ring``: bulk copies of whole rows fill a ring of slots in
         shared memory that each warp has for itself. ``window``: the same, with one bulk copy a row, of the bytes that
-        are read. ``split``: 16 rows a block, the features split over its warps.
+        are read. ``split``: 16 rows a block, the features split over its warps. ``wgmma``: four warps a step of 64
+        rows, Hopper's instructions for wide layers; the blocks of a cluster may share the first layer.
     tiles : int
         Tiles of 16 rows that a warp computes at once.
     warps : int
         Of a block.
     stages : int
-        Slots of a ring; for ``direct`` the units of 64 bytes of a row that are read ahead.
+        Slots of a ring; for ``direct`` and ``wgmma`` the units of 64 bytes of a row that are read ahead.
     weights : {"shared", "later", "global"}
         Which weights a block copies to its shared memory: all, all but the first layer's codes, none.
+    outputs : int
+        First-layer outputs of a block, if the blocks of a cluster share them (``wgmma``); else 0.
     """
 
     path: str
@@ -43,6 +49,7 @@ class Config:
     warps: int
     stages: int
     weights: str = "shared"
+    outputs: int = 0
 
     @property
     def wide(self) -> bool:
@@ -53,7 +60,12 @@ class Config:
     def label(self) -> str:
         """The configuration in one word."""
         kept = "" if self.weights == "shared" or self.path == "split" else f"-{self.weights}"
-        return f"{self.path}-t{self.tiles}w{self.warps}s{self.stages}{kept}"
+        share = f"n{self.outputs}" if self.outputs else ""
+        return f"{self.path}-t{self.tiles}w{self.warps}s{self.stages}{share}{kept}"
+
+    def cluster(self, network: Network) -> int:
+        """Return how many blocks share the first layer."""
+        return -(-network.hidden // self.outputs) if self.outputs else 1
 
 
 def configs(
@@ -90,6 +102,16 @@ def configs(
             f"the GPU has compute capability {capability[0]}.{capability[1]}; "
             "the integer tensor cores that the fused kernel needs come with 7.5 (Turing)"
         )
+    most = 100 if full else 3
+    wgmma = _wgmma(network, shared, rows) if capability == (9, 0) and network.hidden >= _WIDE else []
+    if network.hidden > MOST:
+        if capability != (9, 0):
+            raise Unsupported(
+                f"layer 0 has {network.hidden:,} outputs; on a GPU of compute capability "
+                f"{capability[0]}.{capability[1]} the fused kernel takes up to {MOST} (more on 9.0, Hopper)"
+            )
+        few = [each for n, each in enumerate(wgmma) if sum(e.outputs == each.outputs for e in wgmma[:n]) < 2]
+        return tuple(wgmma if full else few[: 2 * most])
     split, direct, rings = _split(network, shared, rows), _direct(network, shared), []
     if capability >= (9, 0):
         for path in ("window", "ring"):
@@ -97,18 +119,34 @@ def configs(
         # whole rows cost whole rows' bandwidth, but one copy a tile instead of one a row
         if network.reads > 0.9 * network.features and network.features // 16 % 2:
             rings.sort(key=lambda each: each.path != "ring")
-    most = 100 if full else 3
     if rows <= _SMALL:
-        found = [*split[: most + 1], *rings[: most - 1], *direct[:1]] if not full else [*split, *rings, *direct]
+        few = [*split[: most + 1], *wgmma[:1], *rings[: most - 1], *direct[:1]]
+        found = few if not full else [*split, *rings, *direct, *wgmma]
     else:
-        found = [*rings[:most], *direct[: most if not rings else 2], *(split[:1] if full else [])]
+        found = [*wgmma[:most], *rings[:most], *direct[: most if not rings else 2], *(split[:1] if full else [])]
     return tuple(dict.fromkeys(found))
+
+
+def slice_of(network: Network, config: Config) -> Network:
+    """Return the network that one block has: `network`, or with ``outputs`` its share of it."""
+    return replace(network, hidden=config.outputs) if config.outputs else network
+
+
+def layout(network: Network, config: Config) -> Layout:
+    """Return where the sections of the packed weights, or of each slice of them, begin."""
+    return layout_of(slice_of(network, config), 32 if config.path == "wgmma" else 16)
 
 
 def shared_bytes(network: Network, config: Config) -> int:
     """Return the dynamic shared memory of a block in bytes."""
-    layout = layout_of(network)
-    weights = layout.total - {"shared": 0, "later": layout.affine, "global": layout.total}[config.weights]
+    at = layout(network, config)
+    weights = {"shared": at.total, "later": at.total - at.affine, "global": 0}[config.weights]
+    if config.path == "wgmma":
+        groups = config.warps // 4
+        sums = -(-(network.later or (0,))[0] // 8)  # of the second layer, in blocks of 8; of 64 rows
+        part = min(sums, _MOST_SENT) * 2048
+        barriers = network.padded // 64 + 1 + 2 * groups + 3 * (groups == 2)
+        return weights + groups * (config.cluster(network) - 1) * part + 8 * barriers
     tile = network.blocks * 512
     if config.path == "split":
         hidden = -(-network.hidden // 16) * 512 if network.later else 0
@@ -137,6 +175,11 @@ def registers(network: Network, config: Config) -> int:
         group = max(1, min(own, 20 // network.blocks))  # as in split.cu
         plain = network.output == "class" and set(network.activations) <= {"relu", "identity"}
         need = max(sums + group * (config.tiles * 8 + network.blocks * 4), chain + 16) + (30 if plain else 56)
+    elif config.path == "wgmma":
+        kept = -(-(network.later or (0,))[0] // 8) if config.cluster(network) > 1 else 0
+        sums = widest + (kept if kept <= _MOST_SENT else 0)
+        ahead = 8 * min(config.stages, network.padded // 64) + (0 if network.align == 16 else 24)
+        return config.outputs // 2 + 4 * sums + ahead + 44
     else:
         ahead = (config.stages if config.path == "direct" else 1) * config.tiles * 8
         need = sums + max(ahead, chain) + 56
@@ -160,6 +203,28 @@ def _split(network: Network, shared: int, rows: int) -> list[Config]:
             if shared_bytes(network, config) <= shared:
                 found.append(config)
                 break
+    return list(dict.fromkeys(found))
+
+
+def _wgmma(network: Network, shared: int, rows: int) -> list[Config]:
+    """Return the ways to share a wide first layer out among blocks, with the sizes that did best on an H200 first."""
+    whole = max(1, network.padded // 64)  # two groups of warps that take turns want a whole row on its way
+    shares: tuple[int, ...]
+    forms: tuple[tuple[int, int], ...]
+    if rows > _SMALL:  # the fewer blocks, the fewer read the same rows
+        shares, forms = (1, 2, 4, 8), ((8, whole), (8, 6), (12, 6), (12, 5), (16, 6), (8, 5), (8, 4), (4, 6), (4, 3))
+    else:  # more blocks are done sooner, but a cluster of 8 takes 1.5 us more to start than one of 4
+        shares, forms = (4, 2, 8, 1), ((4, 6), (8, 6), (12, 6), (4, whole), (8, 4), (4, 3))
+    found = []
+    for blocks in shares:
+        outputs = -(-network.hidden // blocks // 16) * 16
+        if outputs > _MOST_SLICE or (blocks > 1 and (not network.later or outputs < _WIDE)):
+            continue
+        for warps, stages in forms:
+            config = Config("wgmma", 4, warps, min(stages, whole), "shared", outputs)
+            fits = shared_bytes(network, config) <= shared and config.cluster(network) == blocks
+            if fits and registers(network, config) <= min(255, _REGISTERS // 32 // warps // 8 * 8):
+                found.append(config)
     return list(dict.fromkeys(found))
 
 

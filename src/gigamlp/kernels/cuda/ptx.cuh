@@ -13,6 +13,7 @@ typedef long long i64;
 #define ROW_TYPE "u8"
 #endif
 #define DEVICE __device__ __forceinline__
+#define METHOD DEVICE
 
 // int32 sums[16][8] += rows[16][32] x codes[32][8]
 DEVICE void mma_m16n8k32(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -70,10 +71,22 @@ DEVICE uint4 load_once(const u8* p) {
   return v;
 }
 
+// The same as an ordinary load, which the compiler may not put off beyond the next barrier: nearer to its use it would
+// need fewer registers, and be waited for.
+DEVICE uint4 load_here(const u8* p) {
+  uint4 v;
+  asm volatile("ld.global.L2::256B.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+
 #if __CUDA_ARCH__ >= 900
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-DEVICE void barrier_init(u32 barrier) { asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier) : "memory"); }
+DEVICE void barrier_init(u32 barrier, u32 arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+DEVICE void barrier_arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" ::"r"(barrier) : "memory"); }
 
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -93,4 +106,58 @@ DEVICE void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+
+// blocks of a cluster
+#define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
+
+DEVICE u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// what a thread wrote before it arrives is there for all that have waited
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// the address in the cluster of what has `address` in block `rank`
+DEVICE u32 other_block(u32 address, u32 rank) {
+  u32 found;
+  asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(found) : "r"(address), "r"(rank));
+  return found;
+}
+
+// 16 bytes to another block's shared memory; `barrier` there counts them when they have come
+DEVICE void send(u32 to, const float (&v)[4], u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0],{%1,%2,%3,%4},[%5];"
+               ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier) : "memory");
+}
+
+DEVICE void barrier_wait_cluster(u32 barrier, u32 phase) {
+  asm volatile("{\n.reg .pred done;\nagain: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done,[%0],%1;\n@!done bra again;\n}"
+               ::"r"(barrier), "r"(phase) : "memory");
+}
+
+// to a barrier of any block of the cluster
+DEVICE void arrive_at(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
+
+// What wgmma multiplies rows with, at `address` in shared memory: core matrices of 8 outputs x 16 features, 128 bytes
+// each and not swizzled, the two of 32 features side by side (leading offset 128), then the next 8 outputs (stride 256).
+DEVICE u64 matrix_at(u32 address) {  // in a cluster, the upper bits of an address say which block's memory it is
+  return (address & 0x3FFFF) >> 4 | (u64)(128 >> 4) << 16 | (u64)(256 >> 4) << 32;
+}
+
+// The operands of a wgmma are four registers in a row, of two rows' loads. A plain copy there is done by the compiler as
+// soon as a load is issued, which then waits for it; an operation that it cannot see through stays where it is used.
+DEVICE u32 used_now(u32 word, u32 zero) {
+  u32 same;
+  asm volatile("xor.b32 %0,%1,%2;" : "=r"(same) : "r"(word), "r"(zero));
+  return same;
+}
+
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 #endif

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.integer import Integer
 
-__all__ = ["MOST", "Network", "network_of"]
+__all__ = ["MOST", "MOST_FIRST", "Network", "network_of"]
 
 MOST = 128  # outputs of a layer: a warp keeps a layer's sums in registers
+MOST_FIRST = 1024  # outputs of the first layer, where the blocks of a cluster share them (path ``wgmma``)
 _MOST_LATER = 4
 _DTYPES = {
     "class": ("uint8", "int32"),
@@ -132,8 +133,9 @@ def network_of(integer: Integer, output: str = "class", dtype: str | None = None
         raise Unsupported(f"head {mlp.head!r} gives {' or '.join(_HEADS[mlp.head])}, not {output!r}")
     widths = (len(integer.codes), *(len(layer.weight) for layer in integer.layers))
     for index, width in enumerate(widths):
-        if width > MOST:
-            raise Unsupported(f"layer {index} has {width} outputs; the fused kernel keeps up to {MOST} in registers")
+        most = MOST if index or len(widths) == 1 else MOST_FIRST
+        if width > most:
+            raise Unsupported(f"layer {index} has {width:,} outputs; the fused kernel takes up to {most:,} there")
     if len(widths) - 1 > _MOST_LATER:
         raise Unsupported(f"there are {len(widths) - 1} hidden layers; the fused kernel takes up to {_MOST_LATER}")
     columns = mlp.columns or ((0, mlp.features),)

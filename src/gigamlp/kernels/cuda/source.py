@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
-from gigamlp.kernels.cuda.pack import layout_of
-from gigamlp.kernels.cuda.paths import PATHS, Config, registers, shared_bytes
+import numpy as np
+from numpy.typing import NDArray
+
+from gigamlp.integer import Integer
+from gigamlp.kernels.cuda.pack import pack, pack_slices
+from gigamlp.kernels.cuda.paths import PATHS, Config, layout, registers, shared_bytes, slice_of
 from gigamlp.kernels.cuda.shape import Network
 
 __all__ = ["NAME", "Generated", "generate"]
@@ -46,7 +50,12 @@ class Generated:
     @property
     def packed_bytes(self) -> int:
         """Size of the packed weights."""
-        return layout_of(self.network).total
+        return layout(self.network, self.config).total * self.cluster
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster; the grid is a multiple of it."""
+        return self.config.cluster(self.network)
 
     @property
     def alignment(self) -> int:
@@ -57,6 +66,12 @@ class Generated:
     def outputs(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Shape (without the batch) and dtype of each output."""
         return self.network.outputs
+
+    def pack(self, integer: Integer) -> NDArray[np.uint8]:
+        """Return the packed weights of `integer`, whose `Network` this was generated for: uint8 [packed_bytes]."""
+        if self.config.outputs:
+            return pack_slices(integer, self.network, self.config.outputs)
+        return pack(integer, self.network, self.config.wide)
 
     def stride_fits(self, row_stride: int) -> bool:
         """Return whether rows may lie `row_stride` bytes apart."""
@@ -69,6 +84,9 @@ class Generated:
         steps = -(-rows // (16 * self.config.tiles)) * batches
         if self.config.path == "split":  # a step a block
             return max(1, steps)
+        if self.config.path == "wgmma":  # a step a cluster's four warps, as long as there are clusters
+            clusters = multiprocessors * max(1, blocks_per_multiprocessor) // self.cluster
+            return max(1, min(steps, clusters)) * self.cluster
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
@@ -82,13 +100,13 @@ def generate(network: Network, config: Config) -> Generated:
     >>> made.block, made.shared_bytes, made.packed_bytes, made.grid(1024, 1, 132, 1)
     (224, 209008, 33280, 64)
     """
-    layout = layout_of(network)
-    copied_from = {"shared": 0, "later": layout.affine, "global": layout.total}[config.weights]
+    at, own = layout(network, config), slice_of(network, config)
+    copied_from = {"shared": 0, "later": at.affine, "global": at.total}[config.weights]
     defines = {
         "K": network.reads,
         "K_OFFSET": network.offset,
         "FEATURES": network.features,
-        "H0": network.hidden,
+        "H0": own.hidden,
         "LATER": len(network.later),
         "WIDTHS": _list(network.later),
         "ACTIVATIONS": _list(each.upper() for each in network.activations),
@@ -98,10 +116,10 @@ def generate(network: Network, config: Config) -> Generated:
         "SIGNED_ROWS": int(network.signed),
         "ID": "int" if network.dtype == "int32" else "u8",
         "VALUE_BITS": 16 if network.dtype == "float16" else 32,
-        "AFFINE_AT": layout.affine,
-        "BIAS_AT": _list(layout.biases),
-        "WEIGHT_AT": _list(layout.weights),
-        "PACKED_BYTES": layout.total,
+        "AFFINE_AT": at.affine,
+        "BIAS_AT": _list(at.biases),
+        "WEIGHT_AT": _list(at.weights),
+        "PACKED_BYTES": at.total,
         "PATH": PATHS.index(config.path),
         "ALIGN": network.align,
         "TILES": config.tiles,
@@ -109,11 +127,47 @@ def generate(network: Network, config: Config) -> Generated:
         "STAGES": config.stages,
         "MIN_BLOCKS": _blocks(network, config),
         "SHARED_FROM": copied_from,
+        "CLUSTER": config.cluster(network),
     }
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
     folder = files("gigamlp.kernels.cuda")
     texts = [folder.joinpath(name).read_text(encoding="utf-8") for name in _files(config)]
+    if config.path == "wgmma":
+        texts.insert(1, _wgmma(own.hidden, -(-(network.later or (8,))[0] // 8)))
     return Generated("".join([head, *texts]), NAME, network, config)
+
+
+def _wgmma(outputs: int, blocks: int) -> str:
+    """Return the functions around wgmma for `outputs` of the first layer and 8 `blocks` of the second.
+
+    Its operands have to be counted out: that many registers for the sums, 4 for the rows, the codes' descriptor, and
+    whether to add to the sums that were.
+    """
+    first = _operands(outputs // 8, "r", ("a0", "a1", "a2", "a3"), "add")
+    second = _operands(blocks, "f", ("a[0]", "a[1]", "a[2]", "a[3]"), "1")
+    return f"""\
+// int32 sums[64][outputs] (+)= rows[64][32] x codes[32][outputs], by four warps together
+DEVICE void wgmma(int (&c)[{outputs // 8}][4], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {{
+  asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add,%{outputs // 2 + 5},0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{outputs}k32.s32." ROW_TYPE ".s8 {first[0]},add;\\n}}"
+    {first[1]});
+}}
+// float32 sums[64][outputs] += float16 a[64][16] x b[16][outputs]
+DEVICE void wgmma_half(float (&c)[{blocks}][4], const u32 (&a)[4], u64 b) {{
+  asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add,%{blocks * 4 + 5},0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{blocks * 8}k16.f32.f16.f16 {second[0]},add,1,1,0;\\n}}"
+    {second[1]});
+}}
+"""
+
+
+def _operands(blocks: int, kind: str, rows: tuple[str, ...], add: str) -> tuple[str, str]:
+    """Return a wgmma's operands, and what in C++ they are."""
+    count = 4 * blocks
+    sums, a = (",".join(f"%{i}" for i in numbers) for numbers in (range(count), range(count, count + 4)))
+    outs = ", ".join(f'"+{kind}"(c[{i // 4}][{i % 4}])' for i in range(count))
+    ins = ", ".join(f'"r"({row})' for row in rows)
+    return f"{{{sums}}},{{{a}}},%{count + 4}", f': {outs}\n    : {ins}, "l"(b), "r"({add})'
 
 
 def _files(config: Config) -> tuple[str, ...]:
