@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,6 +261,12 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput(
+            "a Session cannot be pickled or copied: it holds buffers, graphs and locks of this process. Send the MLP "
+            "and the Plan (both can be pickled; mlp.save and plan.save write files), and make a Session of them there"
+        )
 
     def _check_alive(self) -> None:
         if self._runners.closed:
