@@ -24,7 +24,7 @@ def answers(y):
     return tuple(part.cpu().numpy() for part in y) if isinstance(y, tuple) else y.cpu().numpy()
 
 
-@pytest.mark.parametrize("seed", range(100, 130))
+@pytest.mark.parametrize("seed", range(100, 140))
 def test_random_networks(seed):
     torch = pytest.importorskip("torch")
     gpu = open_gpu(0)
