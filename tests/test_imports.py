@@ -92,6 +92,7 @@ FLOORS = {
     "measure": 1,
     "data": 2,
     "integer": 2,
+    "labels": 2,
     "layers": 2,
     "mlp": 2,
     "modelfile": 2,
