@@ -90,6 +90,7 @@ FLOORS = {
     "activations": 1,
     "errors": 1,
     "measure": 1,
+    "cuda_graph": 2,
     "data": 2,
     "integer": 2,
     "labels": 2,
