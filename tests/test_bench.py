@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -57,3 +62,28 @@ def test_bad_arguments() -> None:
         bench(MLP, **FAST, data=(np.full((9, 24), 0.5, np.float32), None))
     with pytest.raises(InvalidInput, match="features"):
         bench(MLP, **FAST, data=(np.zeros((9, 23), np.uint8), None))
+
+
+def test_without_torch_rows_have_no_roofs_and_the_record_says_so(tmp_path: Path) -> None:
+    make_mlp((24, 12, 5)).save(tmp_path / "m.safetensors")
+    code = """
+        import sys
+        sys.modules["torch"] = None  # any import of torch fails from here on
+        from gigamlp import load
+        from gigamlp.bench import bench
+        from gigamlp.cli import main
+        from gigamlp.record import Record
+        mlp = load("m.safetensors")
+        record = bench(mlp, device="cpu", batch=[8, 64], repeats=5)
+        assert [(r.engine, r.roof_share) for r in record.rows] == [("numpy", None), ("numpy", None)]
+        assert record.extra["roofs"] is None
+        assert "gigamlp[torch]" in record.extra["no_roofs"]
+        sys.exit(main(["bench", "m.safetensors", "--device", "cpu", "--out", "r.json"]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no roofs here: torch, which measures them, is not installed" in done.stderr
+    saved = Record.load(tmp_path / "r.json")
+    assert saved.extra["roofs"] is None
+    assert [row.roof_share for row in saved.rows] == [None]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -245,6 +246,29 @@ def test_ctrl_c_is_exit_130(call, model, monkeypatch):
     monkeypatch.setattr("gigamlp.mlp.load", load)
     code, out, err = call("info", model)
     assert (code, out, err) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_while_the_program_still_loads_is_exit_130():
+    code = """
+        import sys
+        sys.path.insert(0, SRC)
+
+        class Interrupted:
+            def find_spec(self, name, path=None, target=None):
+                if name == "gigamlp.cli.app":
+                    raise KeyboardInterrupt
+
+        before = set(sys.modules)
+        from gigamlp.cli import main
+        slow = {m for m in set(sys.modules) - before if m.partition(".")[0] != "gigamlp"} - {"__future__"}
+        assert not slow, slow
+        sys.meta_path.insert(0, Interrupted())
+        sys.exit(main(["info"]))
+    """
+    code = f"SRC = {str(Path(gm.__file__).parents[1])!r}\n" + textwrap.dedent(code)
+    command = [sys.executable, "-S", "-c", code]  # -S: without site-packages' .pth files, which import what they like
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_exit_codes_and_streams_of_the_process(tmp_path, model):

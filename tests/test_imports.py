@@ -90,8 +90,10 @@ FLOORS = {
     "activations": 1,
     "errors": 1,
     "measure": 1,
+    "cuda_graph": 2,
     "data": 2,
     "integer": 2,
+    "labels": 2,
     "layers": 2,
     "mlp": 2,
     "modelfile": 2,
@@ -214,7 +216,7 @@ def test_only_measure_reads_a_clock(module: str) -> None:
 
 @pytest.mark.parametrize("module", list(MODULES))
 def test_modules_are_of_a_size_to_hold_in_the_head(module: str) -> None:
-    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 420
+    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 400
 
 
 def test_the_checks_see_what_they_look_for() -> None:

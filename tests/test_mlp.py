@@ -264,6 +264,7 @@ ONE = Layer(np.ones((2, 3)))
         (lambda: MLP([ONE], columns=3), r"columns must be pairs"),
         (lambda: MLP([ONE], columns=[(0, 3)], features=2), "columns end at 3, past the row width 2"),
         (lambda: MLP([ONE], columns=[(0, 3)], features=4.5), "all whole"),
+        (lambda: MLP([ONE], columns=[(0, 3)], features=2**31), "2,147,483,648 features is wider than 2,147,483,647"),
         (lambda: MLP([ONE], name=""), "non-empty string"),
         (lambda: MLP([ONE], name=7), "non-empty string"),
         (lambda: Scheme("w4"), "unknown quantisation scheme 'w4'; known: w8, w8a8, w7"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -766,6 +768,17 @@ def test_autograd_modes_of_the_caller_do_not_matter(mlp: gm.MLP) -> None:
         assert not z.requires_grad
         with torch.autocast("cpu", torch.bfloat16):
             close(session.logits(x), mlp, x.numpy())
+
+
+def test_a_session_is_not_pickled_but_what_it_is_made_of_is(mlp: gm.MLP) -> None:
+    plan = make_plan(mlp, candidate(8))
+    with gm.Session(mlp, device="cpu") as session:
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(InvalidInput, match=r"cannot be pickled or copied.*Send the MLP and the Plan"):
+                attempt(session)
+    again, its_plan = pickle.loads(pickle.dumps((mlp, plan)))
+    assert again.digest() == mlp.digest()
+    assert its_plan == plan
 
 
 def test_without_torch() -> None:

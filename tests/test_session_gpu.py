@@ -272,6 +272,18 @@ def test_dlpack_and_cuda_array_interface(session: gm.Session, mlp: gm.MLP) -> No
         close(z, mlp, x.cpu().numpy())
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_host_rows_are_checked_while_the_device_has_them(session: gm.Session, mlp: gm.MLP, pinned: bool) -> None:
+    x = rows(3 * BATCH + 5, "float32")
+    bad = x.copy()
+    bad[2 * BATCH + 7, 5] = np.inf  # in the third batch: the first two have been queued by then
+    given, wrong = (torch.from_numpy(each).pin_memory() if pinned else each for each in (x, bad))
+    for _ in range(3):
+        with pytest.raises(InvalidInput, match="row 2055 holds inf in feature 5"):
+            session.logits(wrong)
+        close(session.logits(given), mlp, x)  # nothing of the refused call is left under way
+
+
 def test_finite_check_on_the_device(mlp: gm.MLP) -> None:
     x = torch.ones(100, FEATURES, device="cuda")
     x[41, 7] = float("nan")

@@ -15,8 +15,9 @@ Importing this package imports neither torch nor CUDA nor matplotlib: each name 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+# False at run time, as typing's own is. typing and importlib take 10 ms to load, and until the command line's `main`
+# runs, Ctrl-C is a traceback.
+TYPE_CHECKING = False
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from gigamlp import data, engines, errors, measure, train
     from gigamlp.mlp import MLP, Layer, Scheme, load
     from gigamlp.plan import Plan
@@ -72,6 +75,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     try:
         module = _PUBLIC[name]
     except KeyError:

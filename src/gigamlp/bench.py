@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -13,6 +14,8 @@ from gigamlp.engines.registry import engine_names
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.jobs import Job, measure_jobs
 from gigamlp.measure.clock import Clock, clock_for
+from gigamlp.measure.cpuinfo import last_level_bytes
+from gigamlp.measure.roofline import Roofs
 from gigamlp.mlp import MLP
 from gigamlp.record import Record, Row
 from gigamlp.spec import Spec
@@ -73,14 +76,14 @@ def bench(
     Returns
     -------
     Record
-        One row per engine, Spec and residence. ``extra["skipped"]`` says what did not run and why.
+        One row per engine, Spec and residence. ``extra["skipped"]`` says what did not run and why. Without torch,
+        which measures roofs, ``extra["roofs"]`` and the rows' `roof_share` are None, and ``extra["no_roofs"]`` says so.
 
     Raises
     ------
     Unsupported
         If a named engine cannot run, or nothing can.
     """
-    from gigamlp.engines.probes import measure_roofs
     from gigamlp.measure.telemetry import device_info, resolve_device, versions
 
     place = resolve_device(device)
@@ -95,16 +98,16 @@ def bench(
     clock = clock_for(place)
     skipped: list[dict[str, str]] = []
     finder = _Finder(mlp, engines, residence, Effort(full=full), clock, skipped)
-    roofs = measure_roofs(place)
+    roofs, cache_bytes, no_roofs = _limits(place)
     rows: list[Row] = []
     samples: dict[str, list[float]] = {}
     for index, spec in enumerate(specs):
         if progress is not None:
             progress(index, len(specs), spec.label)
         x, targets, gate = _rows(mlp, spec, data, validation, max_disagreement)
-        jobs = finder.jobs(spec, gate, roofs.cache_bytes)
+        jobs = finder.jobs(spec, gate, cache_bytes)
         if jobs:
-            done = measure_jobs(jobs, x, targets, clock, roofs, repeats=repeats, cache_bytes=roofs.cache_bytes)
+            done = measure_jobs(jobs, x, targets, clock, roofs, repeats=repeats, cache_bytes=cache_bytes)
             rows += done.rows
             samples.update(done.latency_samples)
     if progress is not None:
@@ -112,8 +115,20 @@ def bench(
     if not rows:
         reasons = dict.fromkeys(f"{s['engine']}: {s['reason']}" for s in skipped)
         raise Unsupported("nothing could be timed:\n  " + "\n  ".join(reasons))
-    extra = {"roofs": roofs.to_json(), "latency_samples": samples, "skipped": skipped}
+    limits = {"roofs": None, "no_roofs": no_roofs} if roofs is None else {"roofs": roofs.to_json()}
+    extra = {**limits, "latency_samples": samples, "skipped": skipped}
     return Record(device_info(place), versions(), command, rows, extra)
+
+
+def _limits(place: str) -> tuple[Roofs | None, int, str | None]:
+    """Return the device's roofs and cache size; without torch no roofs, and the sentence that says so."""
+    if find_spec("torch") is None:
+        reason = "no roofs here: torch, which measures them, is not installed (pip install 'gigamlp[torch]')"
+        return None, last_level_bytes() or 0, reason
+    from gigamlp.engines.probes import measure_roofs
+
+    roofs = measure_roofs(place)
+    return roofs, roofs.cache_bytes, None
 
 
 def _rows(

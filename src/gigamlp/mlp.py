@@ -18,6 +18,7 @@ from gigamlp.layers import Layer, Scheme, frozen
 __all__ = ["HEADS", "MLP", "Layer", "Scheme", "load"]
 
 HEADS = ("softmax", "sigmoid", "multilabel", "regression")
+MAX_FEATURES = 2**31 - 1  # kernels count the features of a row in 32 bits
 _ROWS_PER_CHUNK = 4096  # bounds the memory of a forward pass: 4,096 rows x 784 x 4 bytes = 13 MB
 
 Array = NDArray[Any]
@@ -131,6 +132,8 @@ class MLP:
         features = features or end
         if features < end:
             raise ModelError(f"columns end at {end}, past the row width {features}")
+        if features > MAX_FEATURES:
+            raise ModelError(f"a row of {features:,} features is wider than {MAX_FEATURES:,}, the most an MLP can have")
         object.__setattr__(self, "columns", runs)
         object.__setattr__(self, "features", features)
 

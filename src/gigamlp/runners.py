@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gigamlp.engines import registry
 from gigamlp.engines.base import Runner
 from gigamlp.errors import InvalidInput, Unsupported
+from gigamlp.inputs import Check
 from gigamlp.ladder import Piece, Rung
 from gigamlp.mlp import MLP
 from gigamlp.staging import PinnedRing, as_host_tensor, fill
@@ -172,8 +173,12 @@ class Runners:
                 for bound in used.values():
                     bound.mark(stream)
 
-    def through_pinned(self, x: Any, pieces: Sequence[Piece], answers: Array) -> None:
-        """Rows and answers on the host, engine on CUDA: copied through pinned buffers; all is done on return."""
+    def through_pinned(self, x: Any, pieces: Sequence[Piece], answers: Array, check: Check | None = None) -> None:
+        """Rows and answers on the host, engine on CUDA: copied through pinned buffers; all is done on return.
+
+        `check` refuses rows [begin, end). It runs while the device has them: beforehand it took as long as their way
+        there (float32, 205 MB on the H200's host: 3.3 ms each). If it raises, `answers` may be filled in part.
+        """
         target = _tensor(answers)
         with self._context() as stream, self._lock:
             used: dict[Rung, Bound] = {}
@@ -183,6 +188,8 @@ class Runners:
                     bound = self._use(rung, used, stream)
                     ring.upload(x[begin:end], bound.head(end - begin))
                     ring.download(bound.runner.run(bound.runner.input)[: end - begin], target[begin:end])
+                    if check is not None:
+                        check(begin, end)
                 ring.finish()
             except BaseException:
                 ring.abandon()

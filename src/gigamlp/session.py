@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.choice import Choice, from_engine, from_plan
 from gigamlp.errors import DeviceError, InvalidInput
-from gigamlp.inputs import Rows, as_rows, check_values, target_dtype
+from gigamlp.inputs import Rows, as_rows, target_dtype, value_check
 from gigamlp.ladder import Ladder, Rung
 from gigamlp.mlp import MLP
 from gigamlp.outputs import allocate, check_out, label_tensor
@@ -134,7 +134,8 @@ class Session:
         ----------
         x : array_like, shape [n, features]
         out : array or tensor of the kind and device of `x`, optional
-            Where the answers go, of exactly their shape and dtype; it is returned. Without it they are new memory.
+            Where the answers go, of exactly their shape and dtype; it is returned. Without it they are new memory. If
+            rows of the host are refused on CUDA (NaN, say), batches before theirs may have been answered.
 
         Returns
         -------
@@ -262,6 +263,12 @@ class Session:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput(
+            "a Session cannot be pickled or copied: it holds buffers, graphs and locks of this process. Send the MLP "
+            "and the Plan (both can be pickled; mlp.save and plan.save write files), and make a Session of them there"
+        )
+
     def _check_alive(self) -> None:
         if self._runners.closed:
             raise InvalidInput("this session is closed; make a new Session")
@@ -308,12 +315,14 @@ class Session:
         """Fill `answers` (of the kind and device of `rows`) and return it."""
         dtype = self._asked_dtype or target_dtype(rows, self._choice.dtypes)
         finite = rows.device == "cpu" if self._check_finite is None else self._check_finite
-        check_values(rows, dtype, self.mlp, finite=finite, by_torch=self._by_torch)
+        check = value_check(rows, dtype, self.mlp, finite=finite, by_torch=self._by_torch)
         pieces = self._ladder(dtype, output).cut(len(rows))
         if not pieces:
             return answers
         x = rows.data
         ready = rows.dtype == dtype and _is_plain(x)
+        if check is not None and (rows.device != "cpu" or self.device == "cpu"):
+            check(0, len(rows))
         if rows.device != "cpu":
             self._runners.on_device(x, ready, pieces, answers)
             return answers
@@ -322,7 +331,7 @@ class Session:
         if self.device == "cpu":
             self._runners.on_host(x, ready, pieces, target)
         else:
-            self._runners.through_pinned(x, pieces, target)
+            self._runners.through_pinned(x, pieces, target, check)
         if target is not host:
             host[...] = target
         return answers

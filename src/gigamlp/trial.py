@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from gigamlp.engines.base import Engine, Runner
 from gigamlp.errors import DataError, InvalidInput, MeasurementError
+from gigamlp.labels import encode_labels
 from gigamlp.mlp import MLP
 from gigamlp.spec import Spec, Variant
+from gigamlp.staging import fill as copy_rows
 
 __all__ = ["Gate", "Verdict", "fetch", "fill", "judge", "launch", "launch_cold", "make_gate", "probe_rows", "run_rows"]
 
@@ -31,12 +33,7 @@ def fill(runner: Runner, rows: Array) -> None:
     """Copy `rows` [n <= batch, features] into the runner's static input; rows past `n` repeat the first ones."""
     batch, target = runner.spec.batch, runner.input
     count = min(len(rows), batch)
-    if isinstance(target, np.ndarray):
-        target[:count] = rows[:count]
-    else:
-        import torch
-
-        target[:count].copy_(torch.from_numpy(np.ascontiguousarray(rows[:count])))
+    copy_rows(target[:count], rows[:count])
     while count < batch:  # on the device, by doubling: two million rows need not exist on the host
         more = min(count, batch - count)
         target[count : count + more] = target[:more]
@@ -182,16 +179,7 @@ def class_indices(mlp: MLP, y: ArrayLike) -> NDArray[np.int64]:
     labels = np.asarray(y)
     if mlp.classes is None or labels.ndim != 1:
         raise DataError(f"head {mlp.head!r} takes no class labels of shape {list(labels.shape)}")
-    order = np.argsort(mlp.classes)
-    try:
-        found = np.clip(np.searchsorted(mlp.classes[order], labels), 0, len(order) - 1)
-    except TypeError as error:
-        raise DataError(f"labels are {labels.dtype}, the model's classes are {mlp.classes.dtype}") from error
-    ids = order[found]
-    wrong = mlp.classes[ids] != labels
-    if np.any(wrong):
-        raise DataError(f"label {labels[wrong][0]!r} is not one of the model's classes {mlp.classes.tolist()[:20]}")
-    return np.asarray(ids, dtype=np.int64)
+    return encode_labels(labels, mlp.classes)
 
 
 def as_input(x: Array, input_dtype: str, what: str) -> Array:

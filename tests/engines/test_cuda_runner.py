@@ -6,6 +6,7 @@ The kernel is a Python function with the same arguments, which answers with the 
 from __future__ import annotations
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from gigamlp.engines import cuda_runner
 from gigamlp.engines.cuda_runner import CudaFusedRunner, Program
 from gigamlp.errors import InvalidInput
-from gigamlp.kernels.cuda import driver
-from gigamlp.kernels.cuda.driver import Buffer, Kernel, open_gpu
+from gigamlp.kernels.cuda.driver import open_gpu
+from gigamlp.kernels.cuda.launch import Kernel
+from gigamlp.kernels.cuda.memory import Buffer
 from gigamlp.spec import Spec, Variant
 from tests.fakes import make_mlp
 from tests.kernels.cuda.fake_driver import FakeDriver, at
@@ -45,7 +47,7 @@ kernel.arguments = 8
 @pytest.fixture
 def fake(monkeypatch):
     made = FakeDriver({"fused": kernel})
-    monkeypatch.setattr(driver, "_driver", lambda: made)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", made)
     monkeypatch.setattr(cuda_runner, "open_torch", lambda: None)
     return made
 

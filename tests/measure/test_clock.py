@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def test_no_cuda_clock_without_cuda():
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(DeviceError, match="no usable CUDA device"):
+        clock_for("cuda:0")
+
+
+def test_a_cuda_clock_needs_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(DeviceError, match=r"cannot time cuda:0 without torch: pip install 'gigamlp\[torch\]'"):
         clock_for("cuda:0")
 
 

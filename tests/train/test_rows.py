@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gigamlp.errors import DataError, InvalidInput
-from gigamlp.train.rows import check_pair, encode_labels, open_source, scan
+from gigamlp.labels import encode_labels
+from gigamlp.train.rows import check_pair, open_source, scan
 
 
 def labels(count: int) -> np.ndarray:
@@ -148,3 +149,5 @@ def test_encode_labels_names_a_stranger():
         encode_labels(np.array([1, 2, 9]), np.array([1, 2, 3]))
     with pytest.raises(DataError, match="use one kind"):
         encode_labels(np.array(["1"]), np.array([1]))
+    with pytest.raises(DataError, match="use one kind"):
+        encode_labels(np.array([1, None]), np.array([1]))

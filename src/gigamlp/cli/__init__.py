@@ -6,7 +6,10 @@ Nothing heavy is imported until a command runs: ``gigamlp --help`` loads neither
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main"]
 

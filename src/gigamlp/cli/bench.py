@@ -103,6 +103,8 @@ def bench(
     context.show(rows_table(f"{record.device.get('name')}", record.rows, context.out))
     for skipped in record.extra.get("skipped", ()):
         context.note(f"not run: {skipped['engine']}, {skipped['spec']}: {skipped['reason']}")
+    if record.extra.get("no_roofs"):
+        context.note(record.extra["no_roofs"])
     if out is not None:
         context.note(f"record in {out}")
 

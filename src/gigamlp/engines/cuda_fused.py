@@ -188,7 +188,8 @@ def _build(gpu: Gpu, choice: _Choice, spec: Spec) -> CudaFusedRunner:
 
 def _program(gpu: Gpu, choice: _Choice) -> Program:
     from gigamlp.engines.cuda_runner import Program
-    from gigamlp.kernels.cuda.driver import Buffer, Kernel
+    from gigamlp.kernels.cuda.launch import Kernel
+    from gigamlp.kernels.cuda.memory import Buffer
 
     made, cubin = _compiled(gpu, choice)
     kernel = Kernel(gpu, cubin.image, made.name, made.shared_bytes)

@@ -13,7 +13,9 @@ import numpy as np
 
 from gigamlp.errors import InvalidInput
 from gigamlp.kernels.cuda.arrays import View, view_of
-from gigamlp.kernels.cuda.driver import Buffer, Gpu, Graph, Kernel, Launch, copy_rows, synchronize, wait_for
+from gigamlp.kernels.cuda.driver import Gpu, synchronize, wait_for
+from gigamlp.kernels.cuda.launch import Graph, Kernel, Launch
+from gigamlp.kernels.cuda.memory import Buffer, copy_rows
 from gigamlp.spec import Spec, Variant
 
 __all__ = ["CudaFusedRunner", "ManyBatches", "Program", "allocate", "open_torch", "plain"]

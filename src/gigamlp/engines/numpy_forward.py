@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gigamlp.activations import apply_activation
 from gigamlp.engines.base import Spec, Unsupported, Variant
+from gigamlp.engines.folding import fold_input
 from gigamlp.errors import InvalidInput
 from gigamlp.measure.clock import stopwatch
 from gigamlp.mlp import MLP
@@ -75,17 +76,12 @@ def _refuse(mlp: MLP, spec: Spec) -> None:
         raise Unsupported("head 'regression' has no probabilities; ask for logits")
 
 
-def fold(mlp: MLP) -> list[_Folded]:
+def _folded(mlp: MLP) -> list[_Folded]:
     """Return (weight [in, out], bias [out], activation) per layer in float32, with the input's affine map folded in."""
-    first = mlp.layers[0]
-    weight = first.weight.astype(np.float64)
-    offset = np.broadcast_to(np.asarray(mlp.input_offset, np.float64), (weight.shape[1],))
-    shift = weight @ offset
-    bias = shift if first.bias is None else first.bias + shift
-    folded = (weight * np.asarray(mlp.input_scale, np.float64)).T
-    layers: list[_Folded] = [(np.ascontiguousarray(folded, np.float32), bias.astype(np.float32), first.activation)]
-    layers += [(np.ascontiguousarray(layer.weight.T), layer.bias, layer.activation) for layer in mlp.layers[1:]]
-    return layers
+    weight, bias = fold_input(mlp)
+    first = np.ascontiguousarray(weight.T, np.float32), None if bias is None else bias.astype(np.float32)
+    later = [(np.ascontiguousarray(layer.weight.T), layer.bias, layer.activation) for layer in mlp.layers[1:]]
+    return [(*first, mlp.layers[0].activation), *later]
 
 
 class _NumpyRunner:
@@ -95,7 +91,7 @@ class _NumpyRunner:
     def __init__(self, mlp: MLP, spec: Spec, variant: Variant, x: Array, shared: _NumpyRunner | None = None) -> None:
         self.spec, self.variant, self.input = spec, variant, x
         self._mlp = mlp
-        self._layers: list[_Folded] = fold(mlp) if shared is None else shared._layers
+        self._layers: list[_Folded] = _folded(mlp) if shared is None else shared._layers
         block = min(spec.batch, _ROWS_PER_BLOCK)
         self._x = np.empty((block, mlp.features_read), np.float32)
         self._h = [np.empty((block, weight.shape[1]), np.float32) for weight, _, _ in self._layers]

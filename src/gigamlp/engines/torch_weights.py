@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gigamlp.engines.folding import fold_input
 from gigamlp.engines.torch_common import DenseOptions
 from gigamlp.errors import Unsupported
 from gigamlp.mlp import MLP
@@ -103,7 +104,7 @@ def make_net(mlp: MLP, spec: Spec, options: DenseOptions) -> Net:
         weight = layer.weight.astype(np.float64)
         bias = None if layer.bias is None else layer.bias.astype(np.float64)
         if index == 0:
-            weight, bias = fold(mlp, weight, bias)
+            weight, bias = fold_input(mlp)
         if index == len(mlp.layers) - 1 and options.pad > mlp.outputs:
             weight, bias = pad_classes(
                 weight, bias, options.pad, cut=spec.output == "logits" or mlp.head == "multilabel"
@@ -130,15 +131,6 @@ def make_net(mlp: MLP, spec: Spec, options: DenseOptions) -> Net:
         device=device,
         batch=spec.batch,
     )
-
-
-def fold(mlp: MLP, weight: Float64, bias: Float64 | None) -> tuple[Float64, Float64 | None]:
-    """Fold ``x * input_scale + input_offset`` into the first layer's weight [out, in] and bias, in float64."""
-    offset = np.asarray(mlp.input_offset, np.float64)
-    if np.any(offset):
-        shift = (weight * offset).sum(axis=1)
-        bias = shift if bias is None else bias + shift
-    return weight * np.asarray(mlp.input_scale, np.float64), bias
 
 
 def pad_classes(weight: Float64, bias: Float64 | None, width: int, cut: bool) -> tuple[Float64, Float64 | None]:

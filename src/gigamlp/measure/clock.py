@@ -81,12 +81,14 @@ class CudaClock:
     Raises
     ------
     DeviceError
-        If torch cannot use that device.
+        If torch is not installed, or cannot use that device.
     """
 
     def __init__(self, device: str) -> None:
-        import torch
-
+        try:
+            import torch
+        except ImportError as error:
+            raise DeviceError(f"cannot time {device} without torch: pip install 'gigamlp[torch]'") from error
         if not torch.cuda.is_available():
             raise DeviceError(f"cannot time {device}: torch {torch.__version__} finds no usable CUDA device")
         self.device = device

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gigamlp.errors import Unsupported
+
 _PUBLIC = {
     "FAST": "gigamlp.train.recipe",
     "FinetuneFit": "gigamlp.train.ce",
@@ -43,7 +45,12 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'gigamlp.train' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    try:
+        value = getattr(import_module(_PUBLIC[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise Unsupported("training needs PyTorch, which is not installed: pip install 'gigamlp[torch]'") from error
     globals()[name] = value
     return value
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gigamlp.cuda_graph import recording
 from gigamlp.train.settings import matmul_precision
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ _WARM_STEPS = 3
 def capture(trainer: Trainer) -> tuple[Any, dict[int, Any]]:
     """Return the stream that captured, and one CUDA graph for each number of steps that the loop runs at once.
 
-    The stream and the memory pool belong to this trainer alone: graphs captured on one stream share a cuBLAS workspace,
-    so two trainers must not share a stream. Parameters and optimiser state are zeroed by the warm-up's end; call
-    `Trainer.reset` before training.
+    The stream and the memory pool belong to this trainer alone; its graphs never run at the same time. Parameters and
+    optimiser state are zeroed by the warm-up's end; call `Trainer.reset` before training.
     """
     state = (trainer.weights, trainer.average, trainer.mean, trainer.square)
     with torch.no_grad(), torch.cuda.device(trainer.device):
@@ -36,9 +36,7 @@ def capture(trainer: Trainer) -> tuple[Any, dict[int, Any]]:
                     trainer.run_steps(steps)
             stream.synchronize()
             for steps in trainer.graph_lengths():
-                graph = torch.cuda.CUDAGraph()
-                # thread_local: another thread's CUDA call is its own business and must not break this capture
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                with recording(stream, pool) as graph:
                     trainer.run_steps(steps)
                 graphs[steps] = graph
         with torch.cuda.stream(stream):

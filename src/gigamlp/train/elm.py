@@ -14,11 +14,12 @@ from torch import Tensor
 
 from gigamlp.activations import ACTIVATIONS
 from gigamlp.errors import InvalidInput
+from gigamlp.labels import encode_labels
 from gigamlp.measure.clock import stopwatch
 from gigamlp.mlp import MLP, Layer
 from gigamlp.train.gram import GramStats, default_alpha, empty_stats, solve_ridge
 from gigamlp.train.network import ACTIVATE
-from gigamlp.train.rows import Array, RowStats, Scaling, Source, encode_labels, open_source, scan
+from gigamlp.train.rows import Array, RowStats, Scaling, Source, open_source, scan
 from gigamlp.train.settings import matmul_precision
 
 __all__ = ["RidgeFit", "fit_ridge", "fit_ridge_widths", "random_layer", "ridge"]

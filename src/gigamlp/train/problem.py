@@ -12,9 +12,10 @@ import torch
 
 from gigamlp.data.split import hold_out
 from gigamlp.errors import DataError, InvalidInput
+from gigamlp.labels import encode_labels
 from gigamlp.mlp import MLP, Layer
 from gigamlp.train.network import Layout, layout_of, pack, unpack
-from gigamlp.train.rows import Array, check_finite, check_pair, encode_labels, open_source, scan
+from gigamlp.train.rows import Array, check_finite, check_pair, open_source, scan
 from gigamlp.train.trainer import Resident
 
 __all__ = ["Pair", "Problem", "prepare"]

@@ -18,7 +18,6 @@ __all__ = [
     "Scaling",
     "Source",
     "check_pair",
-    "encode_labels",
     "open_source",
     "scan",
 ]
@@ -236,22 +235,3 @@ def scan(source: Source, chunk_rows: int = 8192) -> RowStats:
         raise DataError(f"all labels are {classes[0].item()!r}; a classifier needs at least two classes")
     variance = np.maximum(squares / rows - (total / rows) ** 2, 0)
     return RowStats(rows, len(total), shift + total / rows, variance, minimum, maximum, bytes_only, classes)
-
-
-def encode_labels(y: Array, classes: Array) -> NDArray[np.int64]:
-    """Return the index in `classes` (in any order) of each label of `y`.
-
-    Raises
-    ------
-    DataError
-        If a label is not among the classes.
-    """
-    if (y.dtype.kind == "U") != (classes.dtype.kind == "U"):
-        raise DataError(f"labels are {y.dtype}, but the classes are {classes.dtype}; use one kind")
-    order = np.argsort(classes)
-    where = np.minimum(np.searchsorted(classes[order], y), len(classes) - 1)
-    ids = order[where]
-    if len(y) and not np.array_equal(classes[ids], y):
-        bad = int(np.flatnonzero(classes[ids] != y)[0])
-        raise DataError(f"label {y[bad].item()!r} of row {bad} is not one of the {len(classes)} classes")
-    return np.asarray(ids, dtype=np.int64)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import numpy as np
 import pytest
 
 from gigamlp.errors import DeviceError, InvalidInput
-from gigamlp.kernels.cuda import arrays, driver
-from gigamlp.kernels.cuda.driver import Buffer, Graph, Kernel, Launch, open_gpu
+from gigamlp.kernels.cuda import arrays, driver, memory
+from gigamlp.kernels.cuda.driver import open_gpu
+from gigamlp.kernels.cuda.launch import Graph, Kernel, Launch
+from gigamlp.kernels.cuda.memory import Buffer
 from tests.kernels.cuda.fake_driver import FakeDriver, at
 
 ELF = b"\x7fELF code"
@@ -27,7 +30,7 @@ add.arguments = 4
 @pytest.fixture
 def fake(monkeypatch):
     made = FakeDriver({"add": add})
-    monkeypatch.setattr(driver, "_driver", lambda: made)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", made)
     return made
 
 
@@ -52,7 +55,7 @@ def test_without_a_driver_the_reason_is_said(monkeypatch):
     def missing():
         raise RuntimeError("libcuda.so.1 not found\nmore")
 
-    monkeypatch.setattr(driver, "_driver", missing)
+    monkeypatch.setattr(driver, "api", missing)
     with pytest.raises(DeviceError, match=r"no NVIDIA driver can be loaded \(libcuda.so.1 not found\)"):
         open_gpu(0)
 
@@ -148,7 +151,7 @@ def test_rows_with_gaps_are_copied_side_by_side(fake):
     gpu = open_gpu(0)
     x = np.arange(40, dtype=np.uint8).reshape(4, 10)
     source, target = Buffer.of(gpu, x), Buffer(gpu, (4, 7), np.uint8)
-    driver.copy_rows(gpu, target.pointer, source.pointer + 2, (4, 7), 10, 0)
+    memory.copy_rows(gpu, target.pointer, source.pointer + 2, (4, 7), 10, 0)
     np.testing.assert_array_equal(target.numpy(), x[:, 2:9])
 
 

@@ -11,10 +11,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+import gigamlp as gm
+from gigamlp.errors import Unsupported
 from gigamlp.kernels.cuda.pack import pack
 from gigamlp.kernels.cuda.paths import Config
 from gigamlp.kernels.cuda.source import generate
-from tests.kernels.cuda import cases
+from tests.kernels.cuda import cases, fuzz
 from tests.kernels.cuda.host import HostKernel, needs_compiler
 from tests.reference_int8 import reference_mlp
 
@@ -218,3 +220,49 @@ def test_the_host_sees_reads_past_the_rows(tmp_path):
     )
     with pytest.raises(AssertionError, match="exit"):
         HostKernel(wrong, tmp_path)(pack(integer, network, False), [cases.rows_for(mlp, 17)])
+
+
+def test_the_most_features_with_the_largest_sums(tmp_path):
+    """Sums reach 255 x 127 x 66,311 = 2,147,481,735, 1,912 below what an int32 holds; one feature more is refused."""
+    features = 66_311
+    weight = np.ones((3, features))
+    weight[1] = -1.0
+    weight[2, ::2] = -1.0
+    mlp = gm.MLP([gm.Layer(weight, activation="identity"), gm.Layer(np.eye(3))])
+    integer, network = cases.form(mlp, "logits")
+    config = Config("direct", 1, 2, 4, "later")
+    x = np.full((17, features), 255, np.uint8)
+    x[3], x[16] = 0, 254
+    cases.run(HostKernel(generate(network, config), tmp_path), integer, network, config, [x])
+    with pytest.raises(Unsupported, match="66,312 features"):
+        cases.form(gm.MLP([gm.Layer(np.ones((3, features + 1)))]))
+
+
+@pytest.mark.parametrize("path", ["direct", "ring", "split"])
+def test_a_launch_of_empty_batches_writes_nothing(path, tmp_path):
+    mlp = cases.make([64, 16, 10])
+    integer, network = cases.form(mlp)
+    config = Config(path, 1, 1, 1, "later")
+    empty = np.empty((0, 64), np.uint8)
+    kernel = HostKernel(generate(network, config), tmp_path)
+    assert [len(got) for got in kernel(pack(integer, network, config.wide), [empty, empty])] == [0, 0]
+
+
+# seeds of each path, several batches, odd widths, all kinds of layers
+@pytest.mark.parametrize("seed", [3, 9, 49, 4, 20, 22])
+def test_random_networks(seed, tmp_path):
+    """More of them: ``python -m tests.kernels.cuda.fuzz --seconds 600``."""
+    assert fuzz.play(seed, str(tmp_path)) is not None
+
+
+def test_the_fuzzers_check_sees_a_wrong_answer():
+    drawn = fuzz.draw(22)
+    x = drawn.batches[0]
+    want, error = fuzz.bound(drawn.integer, x)
+    fuzz.check(drawn, x, want)
+    assert (error < 1e-4 * np.abs(want).max()).all()
+    for row, column in ((0, 0), (len(x) - 1, 8)):
+        wrong = want.copy()
+        wrong[row, column] += 2 * error.max()
+        with pytest.raises(AssertionError):
+            fuzz.check(drawn, x, wrong)

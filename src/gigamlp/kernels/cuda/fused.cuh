@@ -98,7 +98,7 @@ struct Place {     // one step: rows `first` .. of a batch of `rows`
 
 DEVICE Place find(const Job& job, u32 step) {
   if (!job.table) return {job.x, job.out, job.out2, (i64)step * ROWS, job.rows};
-  const u32 batch = step / job.per_batch;
+  const u32 batch = step / (job.per_batch ? job.per_batch : 1);  // 0 where no batch has rows: one block comes all the same
   const i64* entry = job.table + 4 * batch;
   return {(const u8*)__ldg(entry), (void*)__ldg(entry + 1), (void*)__ldg(entry + 2),
           (i64)(step - batch * job.per_batch) * ROWS, __ldg(entry + 3)};

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   Words<4> a4[2 * TILES], w4[SHARE];
   Sums sums;
   clear(sums);
-#pragma unroll
+#pragma unroll(OWN <= 16 ? 16 : 1)
   for (int first = 0; first < OWN; first += GROUP) {
 #pragma unroll
     for (int s = 0; s < GROUP; s++) {
