@@ -11,7 +11,7 @@ static std::vector<u8> read_bytes(size_t size) {
 }
 
 static void run_block() {
-  memset(shared, 0xA5, sizeof shared);
+  memset(shared, 0xFF, sizeof shared);  // NaN for those who take it for floats
   barriers.clear();
   copies.clear();
   warps.assign(WARPS, {0, 32, 0, ""});

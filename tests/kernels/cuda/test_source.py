@@ -35,6 +35,16 @@ OTHERS = {
     "wide rows": ([3072, 128, 10], {"activation": "silu"}, "logits"),
 }
 
+# rows' dtype, compute
+FLOATS = [
+    ("float16", "float16"),
+    ("float16", "float16x2"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16x2"),
+    ("float32", "tf32"),
+    ("uint8", "float16"),
+]
+
 needs_nvrtc = pytest.mark.skipif(cc.toolchain_problem() is not None, reason=str(cc.toolchain_problem()))
 
 
@@ -56,6 +66,55 @@ def test_the_shapes_that_matter_stay_in_registers(arch, name):
         assert (found.spill_bytes, found.stack_bytes, found.shared_bytes <= 1024) == (0, 0, True), (config, found)
         assert found.registers * made.block <= REGISTERS
         assert made.shared_bytes <= shared
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_75"])
+@pytest.mark.parametrize("hidden", [40, 64, 128])
+@pytest.mark.parametrize(("rows", "compute"), FLOATS)
+def test_float_forms_stay_in_registers(arch, hidden, rows, compute):
+    capability, shared = GPUS[arch]
+    mlp = cases.make([784, hidden, 10])
+    if arch == "sm_75":
+        if compute not in ("float16", "float16x2"):
+            with pytest.raises(Unsupported, match=r"bfloat16 and tf32 come with compute capability 8\.0"):
+                configs(cases.rounded(mlp, rows, compute)[1], capability, shared, 1024)
+            return
+        network = cases.rounded(mlp, rows, compute, later="float16")[1]
+    else:
+        network = cases.rounded(mlp, rows, compute)[1]
+    for count in ROWS.values():
+        config = configs(network, capability, shared, count)[0]
+        made, found = compiled(network, config, arch)
+        assert (found.spill_bytes, found.stack_bytes, found.shared_bytes <= 1024) == (0, 0, True), (config, found)
+        assert found.registers * made.block <= REGISTERS
+        assert made.shared_bytes <= shared
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", list(GPUS))
+@pytest.mark.parametrize(("rows", "compute"), FLOATS[:1] + FLOATS[3:5])
+def test_float_forms_of_odd_width_compile_for_every_architecture(arch, rows, compute):
+    later = "float16" if arch == "sm_75" else "tf32"
+    if arch == "sm_75":  # the others are refused there
+        rows, compute = "float16", "float16x2"
+    _, network = cases.rounded(cases.make([13, 7, 9, 3]), rows, compute, "margin", later=later)
+    assert network.masked == (rows not in ("uint8", "int8"))
+    capability, shared = GPUS[arch]
+    for config in {each.path: each for each in configs(network, capability, shared, 1 << 21, full=True)}.values():
+        made, found = compiled(network, config, arch)
+        assert found.registers * made.block <= REGISTERS
+        assert made.shared_bytes <= shared
+
+
+def test_float_codes_stay_in_shared_memory_where_they_fit():
+    capability, shared = GPUS["sm_90a"]
+    network = cases.rounded(cases.make([784, 40, 10]), "float16")[1]
+    found = configs(network, capability, shared, 1 << 21)
+    assert found[0].path in ("ring", "window")
+    assert found[0].weights == "shared"
+    for config in configs(network, capability, shared, 1 << 21, full=True):
+        assert shared_bytes(network, config) <= shared
 
 
 @needs_nvrtc

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from gigamlp.errors import InvalidInput
 from gigamlp.integer import Integer
-from gigamlp.kernels.cuda.shape import Network
+from gigamlp.kernels.cuda.shape import Form, Network
+from gigamlp.rounded import round_tf32
 
 __all__ = ["Layout", "Unit", "layout_of", "pack", "units"]
 
@@ -71,13 +72,16 @@ class Layout:
 
     Attributes
     ----------
+    mask : int
+        What is read of each unit, if the network is `masked`; the codes are before it, from 0 on.
     affine : int
-        Pairs (scale, bias) of the first layer; the codes are before it, from 0 on.
+        Pairs (scale, bias) of the first layer.
     biases, weights : tuple of int
         Of the later layers.
     total : int
     """
 
+    mask: int
     affine: int
     biases: tuple[int, ...]
     weights: tuple[int, ...]
@@ -86,58 +90,92 @@ class Layout:
 
 def layout_of(network: Network) -> Layout:
     """Return where the sections of `network`'s packed weights begin."""
-    affine = network.padded * network.blocks * 8
+    mask = network.padded * network.blocks * 8 * network.parts
+    affine = mask + (network.padded if network.masked else 0)
     end = affine + network.blocks * 64
     biases, weights, inputs = [], [], network.hidden
     for width in network.later:
         blocks = -(-width // 8)
         biases.append(end)
         weights.append(end + blocks * 32)
-        end = weights[-1] + -(-inputs // 16) * blocks * 256
+        end = weights[-1] + -(-inputs // later_inputs(network)) * blocks * 256
         inputs = width
-    return Layout(affine, tuple(biases), tuple(weights), end)
+    return Layout(mask, affine, tuple(biases), tuple(weights), end)
 
 
-def pack(integer: Integer, network: Network, wide: bool) -> NDArray[np.uint8]:
+def later_inputs(network: Network) -> int:
+    """Return how many inputs of a later layer one matrix instruction takes."""
+    return 8 if network.later_compute == "tf32" else 16
+
+
+def pack(integer: Form, network: Network, wide: bool) -> NDArray[np.uint8]:
     """Return the packed weights of `integer`, uint8 [``layout_of(network).total``].
 
     Parameters
     ----------
-    integer : Integer
+    integer : Integer or Rounded
     network : Network
         What ``network_of(integer, …)`` gave.
     wide : bool
         Which order of features the path reads: ``Config.wide``.
     """
-    if (network.hidden, *network.later) != (len(integer.codes), *(len(layer.weight) for layer in integer.layers)):
+    if (network.hidden, *network.later) != tuple(len(layer.weight) for layer in integer.mlp.layers):
         raise InvalidInput("the network is another one than the integer form's")
     layout = layout_of(network)
-    sections = [_codes(integer, network, wide), _affine(integer, network)]
+    sections: list[NDArray[Any]] = [_codes(integer, network, wide)]
+    if network.masked:
+        sections.append(_mask(network, wide))
+    sections.append(_affine(integer, network))
+    fragments = _tf32_fragments if network.later_compute == "tf32" else _fragments
     for layer in integer.layers:
         assert layer.bias is not None
-        sections += [_padded(layer.bias, 8), _fragments(layer.weight)]
+        sections += [_padded(layer.bias, 8), fragments(layer.weight)]
     packed = np.concatenate([np.ascontiguousarray(section).reshape(-1).view(np.uint8) for section in sections])
     assert packed.size == layout.total
     return packed
 
 
-def _codes(integer: Integer, network: Network, wide: bool) -> NDArray[np.int8]:
-    codes = np.zeros((network.blocks * 8, network.padded), np.int8)
-    begin = 0
-    for start, stop in network.columns:
-        width = stop - start
-        at = start - network.offset
-        codes[: network.hidden, at : at + width] = integer.codes[:, begin : begin + width]
-        begin += width
-    by_block = codes.reshape(network.blocks, 8, network.padded)
+def _codes(integer: Form, network: Network, wide: bool) -> NDArray[np.uint8]:
+    terms = []
+    for numbers in _numbers(integer):
+        # a byte of a row has `expand` bytes of codes, which lie side by side for the bytes of a lane
+        size = numbers.dtype.itemsize
+        codes = np.zeros((network.blocks * 8, network.padded // network.item), numbers.dtype)
+        begin, offset = 0, network.offset // network.item
+        for start, stop in network.columns:
+            width = stop - start
+            codes[: network.hidden, start - offset : stop - offset] = numbers[:, begin : begin + width]
+            begin += width
+        terms.append(codes.view(np.uint8).reshape(network.blocks, 8, network.padded, size // network.item))
     parts = []
     for unit in units(network.padded, wide):
         places = np.array(unit.starts)[:, None] + np.arange(unit.width)  # [t, byte]
-        parts.append(by_block[:, :, places].reshape(-1))  # [block, g, t, byte]
+        for term in terms:
+            lanes = term[:, :, places].reshape(network.blocks, 32, network.expand, unit.width)
+            parts.append(lanes.transpose(2, 0, 1, 3).reshape(-1))  # [part, block, g and t, byte]
     return np.concatenate(parts)
 
 
-def _affine(integer: Integer, network: Network) -> NDArray[np.float32]:
+def _numbers(integer: Form) -> tuple[NDArray[Any], ...]:
+    """Return the terms of the first layer's weights [out, in] as they lie in memory."""
+    if isinstance(integer, Integer):
+        return (integer.codes,)
+    if integer.format == "float16":
+        return tuple(term.astype(np.float16) for term in integer.terms)
+    if integer.format == "bfloat16":  # the upper halves of float32
+        return tuple((term.view(np.uint32) >> np.uint32(16)).astype(np.uint16) for term in integer.terms)
+    return integer.terms
+
+
+def _mask(network: Network, wide: bool) -> NDArray[np.uint8]:
+    mask = np.zeros(network.padded, np.uint8)
+    for start, stop in network.columns:
+        mask[start * network.item - network.offset : stop * network.item - network.offset] = 0xFF
+    places = [np.array(unit.starts)[:, None] + np.arange(unit.width) for unit in units(network.padded, wide)]
+    return np.concatenate([mask[each].reshape(-1) for each in places])
+
+
+def _affine(integer: Form, network: Network) -> NDArray[np.float32]:
     pairs = np.zeros((network.blocks * 8, 2), np.float32)
     pairs[: network.hidden, 0], pairs[: network.hidden, 1] = integer.scale, integer.bias
     return pairs
@@ -149,6 +187,17 @@ def _fragments(weight: NDArray[Any]) -> NDArray[np.float16]:
     padded = np.zeros((outputs * 8, inputs * 16), np.float16)
     padded[: weight.shape[0], : weight.shape[1]] = weight
     return padded.reshape(outputs, 8, inputs, 2, 4, 2).transpose(2, 0, 1, 4, 3, 5)
+
+
+def _tf32_fragments(weight: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a later layer's weights as B fragments of ``mma.m16n8k8``: [k block, block, g, t, 2].
+
+    Rows t and t + 4 of B meet columns t and t + 4 of A, where lane t puts hidden values 2 t and 2 t + 1.
+    """
+    outputs, inputs = -(-weight.shape[0] // 8), -(-weight.shape[1] // 8)
+    padded = np.zeros((outputs * 8, inputs * 8), np.float32)
+    padded[: weight.shape[0], : weight.shape[1]] = round_tf32(weight)
+    return padded.reshape(outputs, 8, inputs, 4, 2).transpose(2, 0, 1, 3, 4)
 
 
 def _padded(values: NDArray[Any], step: int) -> NDArray[np.float32]:

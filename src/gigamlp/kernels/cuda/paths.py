@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gigamlp.errors import Unsupported
-from gigamlp.kernels.cuda.pack import layout_of
+from gigamlp.kernels.cuda.pack import later_inputs, layout_of
 from gigamlp.kernels.cuda.shape import Network
 
 __all__ = ["PATHS", "Config", "configs", "shared_bytes"]
@@ -90,6 +90,12 @@ def configs(
             f"the GPU has compute capability {capability[0]}.{capability[1]}; "
             "the integer tensor cores that the fused kernel needs come with 7.5 (Turing)"
         )
+    major, minor = capability
+    if major < 8 and ("tf32" in (network.compute, network.later_compute) or "bfloat16" in network.compute):
+        raise Unsupported(
+            f"bfloat16 and tf32 come with compute capability 8.0 (Ampere), the GPU has {major}.{minor}; "
+            "rows of float16 it can take"
+        )
     split, direct, rings = _split(network, shared, rows), _direct(network, shared), []
     if capability >= (9, 0):
         for path in ("window", "ring"):
@@ -97,11 +103,16 @@ def configs(
         # whole rows cost whole rows' bandwidth, but one copy a tile instead of one a row
         if network.reads > 0.9 * network.features and network.features // 16 % 2:
             rings.sort(key=lambda each: each.path != "ring")
+        if network.item > 1 or network.expand > 1:
+            # float codes are large: rings that leave them in L2 read more codes than rows
+            rings.sort(key=lambda each: each.weights != "shared")
     most = 100 if full else 3
     if rows <= _SMALL:
         found = [*split[: most + 1], *rings[: most - 1], *direct[:1]] if not full else [*split, *rings, *direct]
     else:
         found = [*rings[:most], *direct[: most if not rings else 2], *(split[:1] if full else [])]
+        if rings and rings[0].weights != "shared" and (network.item > 1 or network.expand > 1):
+            found.sort(key=lambda each: each.weights != "shared")
     return tuple(dict.fromkeys(found))
 
 
@@ -111,7 +122,7 @@ def shared_bytes(network: Network, config: Config) -> int:
     weights = layout.total - {"shared": 0, "later": layout.affine, "global": layout.total}[config.weights]
     tile = network.blocks * 512
     if config.path == "split":
-        hidden = -(-network.hidden // 16) * 512 if network.later else 0
+        hidden = -(-network.hidden // later_inputs(network)) * 512 if network.later else 0
         return weights + config.tiles * (config.warps * tile + hidden)
     if config.path == "direct":
         return weights
@@ -134,12 +145,14 @@ def registers(network: Network, config: Config) -> int:
     chain = (network.blocks + widest) * 4 if network.later else 0
     if config.path == "split":
         own = max(1, -(-(network.padded // 64) // config.warps))
-        group = max(1, min(own, 20 // network.blocks))  # as in split.cu
+        codes = network.blocks * network.parts
+        group = max(1, min(own, 20 // codes))  # as in split.cu
         plain = network.output == "class" and set(network.activations) <= {"relu", "identity"}
-        need = max(sums + group * (config.tiles * 8 + network.blocks * 4), chain + 16) + (30 if plain else 56)
+        need = max(sums + group * (config.tiles * 8 + codes * 4), chain + 16) + (30 if plain else 56)
     else:
         ahead = (config.stages if config.path == "direct" else 1) * config.tiles * 8
-        need = sums + max(ahead, chain) + 56
+        widened = config.tiles * 16 if network.expand > 1 else 0
+        need = sums + max(ahead + widened, chain) + 56
     return min(255, -(-need // 8) * 8)
 
 
@@ -158,7 +171,8 @@ def _split(network: Network, shared: int, rows: int) -> list[Config]:
         for weights in ("later", "global"):
             config = Config("split", tiles, warps, 1, weights)
             if shared_bytes(network, config) <= shared:
-                found.append(config)
+                if warps * 32 * registers(network, config) <= _REGISTERS:
+                    found.append(config)
                 break
     return list(dict.fromkeys(found))
 
@@ -166,12 +180,19 @@ def _split(network: Network, shared: int, rows: int) -> list[Config]:
 def _direct(network: Network, shared: int) -> list[Config]:
     found = []
     for tiles in (2, 1):
-        for warps, stages in ((8, 4), (8, 3), (4, 4), (4, 2)):
+        # float codes leave room for one block or two, which then needs many bytes on their way
+        forms = (
+            ((16, 4), (12, 4), (8, 8), (8, 4), (8, 2), (4, 4)) if network.item > 1 else ((8, 4), (8, 3), (4, 4), (4, 2))
+        )
+        for warps, stages in forms:
             for weights in ("shared", "later", "global"):
                 config = Config("direct", tiles, warps, stages, weights)
                 if shared_bytes(network, config) <= shared:
                     break
-            if registers(network, config) <= (200 if tiles > 1 else 255):
+            most = min(200 if tiles > 1 else 255, _REGISTERS // 32 // warps)
+            # 16 blocks and more than 2 stages: 88 bytes
+            spills = network.item > 1 and stages > 2 and (network.blocks + stages) * tiles > 18
+            if registers(network, config) <= most and not spills:
                 found.append(config)
     return sorted(found, key=lambda each: (-each.warps, -each.stages, -each.tiles))
 

@@ -13,6 +13,7 @@ __all__ = ["NAME", "Generated", "generate"]
 
 NAME = "gigamlp_fused"
 _REGISTERS = 65_536
+_COMPUTES = ("int8", "float16", "bfloat16", "tf32")
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,14 @@ def generate(network: Network, config: Config) -> Generated:
         "HEAD": network.head.upper(),
         "OUTPUT": network.output.upper(),
         "SIGNED_ROWS": int(network.signed),
+        "COMPUTE": _COMPUTES.index(network.compute.removesuffix("x2")),
+        "EXPAND": network.expand,
+        "TERMS": network.terms,
+        "MASKED": int(network.masked),
+        "LATER_TF32": int(network.later_compute == "tf32"),
         "ID": "int" if network.dtype == "int32" else "u8",
         "VALUE_BITS": 16 if network.dtype == "float16" else 32,
+        "MASK_AT": layout.mask,
         "AFFINE_AT": layout.affine,
         "BIAS_AT": _list(layout.biases),
         "WEIGHT_AT": _list(layout.weights),
