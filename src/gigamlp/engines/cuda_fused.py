@@ -222,6 +222,7 @@ def _program(gpu: Gpu, choice: _Choice) -> Program:
     from gigamlp.engines.cuda_runner import Program
     from gigamlp.kernels.cuda.driver import Buffer, Kernel
     from gigamlp.kernels.cuda.pack import pack
+    from gigamlp.kernels.cuda.paths import order
 
     made, cubin = _compiled(gpu, choice)
     kernel = Kernel(gpu, cubin.image, made.name, made.shared_bytes)
@@ -230,7 +231,7 @@ def _program(gpu: Gpu, choice: _Choice) -> Program:
         raise Unsupported(
             f"a block of {made.block} threads and {made.shared_bytes:,} bytes of shared memory does not fit on this GPU"
         )
-    blob: Any = pack(choice.form, choice.network, choice.config.wide)
+    blob: Any = pack(choice.form, choice.network, order(choice.network, choice.config))
     return Program(
         gpu=gpu,
         kernel=kernel,

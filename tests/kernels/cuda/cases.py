@@ -8,6 +8,7 @@ import numpy as np
 
 import gigamlp as gm
 from gigamlp.kernels.cuda.pack import pack
+from gigamlp.kernels.cuda.paths import order
 from gigamlp.kernels.cuda.shape import network_of
 from gigamlp.quantize import integer_form
 from gigamlp.rounded import Rounded, round_bfloat16, rounded_form
@@ -105,7 +106,7 @@ def check(integer, network, x, got):
 
 def run(kernel, integer, network, config, xs, **options):
     """Run a `HostKernel` on the batches `xs` and check each."""
-    packed = pack(integer, network, config.wide)
+    packed = pack(integer, network, order(network, config))
     rows = [as_bytes(x, integer.input_dtype) for x in xs]
     for x, got in zip(xs, kernel(packed, rows, **options), strict=True):
         check(integer, network, x, got)

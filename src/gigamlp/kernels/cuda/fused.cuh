@@ -3,7 +3,7 @@
 // source.py writes #defines before this text: the network (K, K_OFFSET, FEATURES, H0, LATER, WIDTHS, ACTIVATIONS,
 // CLASSES, HEAD, OUTPUT, SIGNED_ROWS, ID, VALUE_BITS), its arithmetic (COMPUTE, EXPAND, TERMS, MASKED, LATER_TF32), the
 // packed weights' sections (MASK_AT, AFFINE_AT, BIAS_AT, WEIGHT_AT, PACKED_BYTES), and the path with its sizes (PATH,
-// ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM). Sizes of rows (K, K_OFFSET, FEATURES) are bytes.
+// ORDER, ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM). Sizes of rows (K, K_OFFSET, FEATURES) are bytes.
 //
 // A warp computes TILES tiles of 16 rows. In the fragments of mma.m16n8k32 a lane (g = lane / 4, t = lane % 4) has words
 // of rows g and g + 8 and of output g. A sum over features does not care about their order, so each lane takes 16
@@ -21,7 +21,7 @@ constexpr int ROWS = TILES * 16;
 constexpr int THREADS = WARPS * 32;
 constexpr int NB = (H0 + 7) / 8;                                       // blocks of 8 first-layer outputs
 // The features, padded to 16: units of 64 (16 bytes a lane), then at most one of 32 and one of 16. From shared memory,
-// two units make 128 features, of which a lane takes 32 in a row: then 8 lanes read from 32 different banks.
+// two units make 128 bytes, of which lanes take theirs in the ORDER in which 8 of them read from 32 different banks.
 constexpr int UNITS = (K + 15) / 16 / 4;
 constexpr int WIDE = IN_SHARED ? UNITS / 2 : 0;
 constexpr int HAS_8 = (K + 15) / 16 % 4 / 2;
@@ -282,9 +282,12 @@ template <int W> DEVICE void multiply(Sums& sums, const Words<W> (&rows)[2 * TIL
   }
 }
 
-// where lane t's 16 bytes of a unit begin
+// where lane t's 16 bytes of unit q of two begin, and of any unit
+DEVICE int pair_at(int q, int t) {
+  return ORDER == 0 ? q * 64 + t * 16 : ORDER == 1 ? q * 16 + t * 32 : q * 32 + t % 2 * 16 + t / 2 * 64;
+}
 DEVICE int unit_at(int unit, int t) {
-  return unit < 2 * WIDE ? unit / 2 * 128 + unit % 2 * 16 + t * 32 : unit * 64 + t * 16;
+  return unit < 2 * WIDE ? unit / 2 * 128 + pair_at(unit % 2, t) : unit * 64 + t * 16;
 }
 DEVICE int unit_8_at(int t) { return UNITS * 64 + t * 8; }
 DEVICE int unit_4_at(int t) { return UNITS * 64 + HAS_8 * 32 + t * 4; }

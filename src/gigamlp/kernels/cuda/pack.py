@@ -36,23 +36,28 @@ class Unit:
     starts: tuple[int, int, int, int]
 
 
-def units(padded: int, wide: bool) -> tuple[Unit, ...]:
+def units(padded: int, order: int) -> tuple[Unit, ...]:
     """Return the units of a row of `padded` bytes, a multiple of 16: those of 64 bytes, then one of 32, then one of 16.
 
-    With `wide`, two units share 128 bytes, of which a lane has 32 in a row: eight lanes that read 16 bytes each from
-    two rows of shared memory then use all 32 banks.
+    With an `order` other than 0, two units share 128 bytes, so that eight lanes that read 16 bytes each from two rows
+    of shared memory use all 32 banks: 1 gives a lane 32 bytes in a row (for rows an odd number of 16 bytes apart), 2
+    gives two lanes 16 bytes each in turn (for rows twice an odd number of 16 bytes apart). At four times an odd number,
+    order 0 does.
 
     Examples
     --------
-    >>> [(u.width, u.starts) for u in units(144, True)]
+    >>> [(u.width, u.starts) for u in units(144, 1)]
     [(16, (0, 32, 64, 96)), (16, (16, 48, 80, 112)), (4, (128, 132, 136, 140))]
+    >>> [u.starts for u in units(128, 2)]
+    [(0, 16, 64, 80), (32, 48, 96, 112)]
     """
     full, rest = divmod(padded, 64)
     found = []
     for unit in range(full):
-        if wide and unit < full // 2 * 2:
-            begin = unit // 2 * 128 + unit % 2 * 16
-            found.append(Unit(16, (begin, begin + 32, begin + 64, begin + 96)))
+        if order and unit < full // 2 * 2:
+            begin = unit // 2 * 128 + unit % 2 * 16 * order
+            steps = (0, 32, 64, 96) if order == 1 else (0, 16, 64, 80)
+            found.append(Unit(16, (begin, begin + steps[1], begin + steps[2], begin + steps[3])))
         else:
             found.append(_unit(unit * 64, 16))
     if rest & 32:
@@ -108,7 +113,7 @@ def later_inputs(network: Network) -> int:
     return 8 if network.later_compute == "tf32" else 16
 
 
-def pack(integer: Form, network: Network, wide: bool) -> NDArray[np.uint8]:
+def pack(integer: Form, network: Network, order: int) -> NDArray[np.uint8]:
     """Return the packed weights of `integer`, uint8 [``layout_of(network).total``].
 
     Parameters
@@ -116,15 +121,15 @@ def pack(integer: Form, network: Network, wide: bool) -> NDArray[np.uint8]:
     integer : Integer or Rounded
     network : Network
         What ``network_of(integer, …)`` gave.
-    wide : bool
-        Which order of features the path reads: ``Config.wide``.
+    order : {0, 1, 2}
+        The order in which the path reads features: ``paths.order(network, config)``.
     """
     if (network.hidden, *network.later) != tuple(len(layer.weight) for layer in integer.mlp.layers):
         raise InvalidInput("the network is another one than the integer form's")
     layout = layout_of(network)
-    sections: list[NDArray[Any]] = [_codes(integer, network, wide)]
+    sections: list[NDArray[Any]] = [_codes(integer, network, order)]
     if network.masked:
-        sections.append(_mask(network, wide))
+        sections.append(_mask(network, order))
     sections.append(_affine(integer, network))
     fragments = _tf32_fragments if network.later_compute == "tf32" else _fragments
     for layer in integer.layers:
@@ -135,7 +140,7 @@ def pack(integer: Form, network: Network, wide: bool) -> NDArray[np.uint8]:
     return packed
 
 
-def _codes(integer: Form, network: Network, wide: bool) -> NDArray[np.uint8]:
+def _codes(integer: Form, network: Network, order: int) -> NDArray[np.uint8]:
     terms = []
     for numbers in _numbers(integer):
         # a byte of a row has `expand` bytes of codes, which lie side by side for the bytes of a lane
@@ -148,7 +153,7 @@ def _codes(integer: Form, network: Network, wide: bool) -> NDArray[np.uint8]:
             begin += width
         terms.append(codes.view(np.uint8).reshape(network.blocks, 8, network.padded, size // network.item))
     parts = []
-    for unit in units(network.padded, wide):
+    for unit in units(network.padded, order):
         places = np.array(unit.starts)[:, None] + np.arange(unit.width)  # [t, byte]
         for term in terms:
             lanes = term[:, :, places].reshape(network.blocks, 32, network.expand, unit.width)
@@ -167,11 +172,11 @@ def _numbers(integer: Form) -> tuple[NDArray[Any], ...]:
     return integer.terms
 
 
-def _mask(network: Network, wide: bool) -> NDArray[np.uint8]:
+def _mask(network: Network, order: int) -> NDArray[np.uint8]:
     mask = np.zeros(network.padded, np.uint8)
     for start, stop in network.columns:
         mask[start * network.item - network.offset : stop * network.item - network.offset] = 0xFF
-    places = [np.array(unit.starts)[:, None] + np.arange(unit.width) for unit in units(network.padded, wide)]
+    places = [np.array(unit.starts)[:, None] + np.arange(unit.width) for unit in units(network.padded, order)]
     return np.concatenate([mask[each].reshape(-1) for each in places])
 
 

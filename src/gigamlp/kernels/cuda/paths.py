@@ -8,7 +8,7 @@ from gigamlp.errors import Unsupported
 from gigamlp.kernels.cuda.pack import later_inputs, layout_of
 from gigamlp.kernels.cuda.shape import Network
 
-__all__ = ["PATHS", "Config", "configs", "shared_bytes"]
+__all__ = ["PATHS", "Config", "configs", "order", "shared_bytes"]
 
 PATHS = ("direct", "ring", "window", "split")
 _REGISTERS = 65_536  # of a multiprocessor
@@ -46,7 +46,7 @@ class Config:
 
     @property
     def wide(self) -> bool:
-        """Whether rows are multiplied from shared memory: the order of features that `pack` is to use."""
+        """Whether rows are multiplied from shared memory."""
         return self.path in ("ring", "window")
 
     @property
@@ -101,7 +101,7 @@ def configs(
         for path in ("window", "ring"):
             rings += _ring(network, path, shared)
         # whole rows cost whole rows' bandwidth, but one copy a tile instead of one a row
-        if network.reads > 0.9 * network.features and network.features // 16 % 2:
+        if network.reads > 0.9 * network.features and network.features // 16 % 8:
             rings.sort(key=lambda each: each.path != "ring")
         if network.item > 1 or network.expand > 1:
             # float codes are large: rings that leave them in L2 read more codes than rows
@@ -127,6 +127,14 @@ def shared_bytes(network: Network, config: Config) -> int:
     if config.path == "direct":
         return weights
     return weights + config.warps * config.stages * (slot_bytes(network, config) + 8)
+
+
+def order(network: Network, config: Config) -> int:
+    """Return the order in which `config` reads features: the one without bank conflicts. See `pack.units`."""
+    if not config.wide:
+        return 0
+    pitch = network.features // 16 if config.path == "ring" and network.align == 16 else 1
+    return 1 if pitch % 2 or pitch % 8 == 0 else 2 if pitch % 4 else 0
 
 
 def slot_bytes(network: Network, config: Config) -> int:

@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
       for (int q = 0; q < 2; q++) {
         Words<16> a[2 * TILES];
 #pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) a[i] = row_at<16>(row + 8 * i * PITCH + c * 128 + t * 32 + q * 16, nullptr);
+        for (int i = 0; i < 2 * TILES; i++) a[i] = row_at<16>(row + 8 * i * PITCH + c * 128 + pair_at(q, t), nullptr);
         multiply(sums, a, codes, 2 * c + q, lane);
       }
     if constexpr (UNITS > 2 * WIDE) {

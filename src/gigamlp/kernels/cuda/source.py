@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from gigamlp.kernels.cuda.pack import layout_of
-from gigamlp.kernels.cuda.paths import PATHS, Config, registers, shared_bytes
+from gigamlp.kernels.cuda.paths import PATHS, Config, order, registers, shared_bytes
 from gigamlp.kernels.cuda.shape import Network
 
 __all__ = ["NAME", "Generated", "generate"]
@@ -110,6 +110,7 @@ def generate(network: Network, config: Config) -> Generated:
         "WEIGHT_AT": _list(layout.weights),
         "PACKED_BYTES": layout.total,
         "PATH": PATHS.index(config.path),
+        "ORDER": order(network, config),
         "ALIGN": network.align,
         "TILES": config.tiles,
         "WARPS": config.warps,
