@@ -52,6 +52,7 @@ class Case:
     residence: str = "cold"
     window: tuple[int, int] | None = None
     batches: int = 1  # per launch
+    input_dtype: str = "uint8"
 
 
 CASES = (
@@ -65,6 +66,7 @@ CASES = (
     Case("784-128-10 b1024", 128, 1024, 210e6, "hot"),
     Case("784-40-10 64 x b1024", 40, 1024, 3.0e9, batches=64),
     Case("784-40-10 b1", 40, 1, 1 / 3.2e-6, "hot"),
+    Case("784-40-10 float16", 40, ROWS, 2.7e9, input_dtype="float16"),
 )
 
 
@@ -143,10 +145,11 @@ def many_batches(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray, roofs: R
 
 
 def jax_row(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray) -> Row:
-    """XLA: uint8 rows to class ids, products in bfloat16, jitted for the shape."""
+    """XLA: uint8 rows to class ids, float rows (in bfloat16) to logits; products in bfloat16, jitted for the shape."""
     import jax
     import jax.numpy as jnp
 
+    floats = case.input_dtype != "uint8"
     weights = [(jnp.asarray(layer.weight.T, jnp.bfloat16), jnp.asarray(layer.bias)) for layer in mlp.layers]
 
     @jax.jit
@@ -155,10 +158,14 @@ def jax_row(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray) -> Row:
         for index, (weight, bias) in enumerate(weights):
             z = jnp.dot(h, weight, preferred_element_type=jnp.float32) + bias
             h = jnp.maximum(z, 0).astype(jnp.bfloat16) if index + 1 < len(weights) else z
-        return jnp.argmax(h, axis=1).astype(jnp.uint8)
+        return h if floats else jnp.argmax(h, axis=1).astype(jnp.uint8)
 
     rows = jnp.asarray(np.resize(x, (case.batch, x.shape[1])))
+    if floats:
+        rows = rows.astype(jnp.bfloat16)
     ids = np.asarray(classes(rows))
+    if floats:
+        ids = ids.argmax(axis=1)
     accuracy = float(np.mean(ids[: len(y)] == y[: len(ids)])) if case.batch >= len(y) else None
     clock = clock_for("cuda:0")
     t = throughput({"jax": lambda: classes(rows)}, clock, repeats=7, min_s=0.05)["jax"]
@@ -169,11 +176,11 @@ def jax_row(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray) -> Row:
         engine="jax",
         variant="jit compute=bfloat16",
         hidden=[case.hidden],
-        features_read_bytes=mlp.features,
+        features_read_bytes=mlp.features * (2 if floats else 1),
         batch=case.batch,
         residence="cold" if case.batch == ROWS else "hot",
-        input_dtype="uint8",
-        output="class",
+        input_dtype="bfloat16" if floats else "uint8",
+        output="logits" if floats else "class",
         samples_per_s=case.batch / t.wall_us * 1e6,
         wall_us=t.wall_us,
         iqr=t.iqr,
@@ -187,7 +194,7 @@ def measure(case: Case, peers: list[str], data: tuple[np.ndarray, np.ndarray], r
     mlp = reference(case.hidden, case.window).with_(name=case.name)
     if case.batches > 1:
         return [many_batches(case, mlp, x, y, roofs)]
-    spec, jobs = Spec("cuda:0", case.batch), []
+    spec, jobs = Spec("cuda:0", case.batch, case.input_dtype), []
     for name in [OURS, *(p for p in peers if p != "jax")]:
         try:
             best = best_variant(name, mlp, spec, x, top=2)
@@ -207,8 +214,9 @@ def measure(case: Case, peers: list[str], data: tuple[np.ndarray, np.ndarray], r
 
 
 def _counts(mlp: gm.MLP, case: Case) -> str:
+    item = np.dtype(case.input_dtype).itemsize
     return (
-        f"per launch {mlp.features_read * case.batch:,} bytes of rows, {case.batch:,} of answers, "
+        f"per launch {mlp.features_read * item * case.batch:,} bytes of rows, {case.batch:,} of answers, "
         f"{mlp.macs * case.batch:,} multiply-accumulates"
     )
 

@@ -32,6 +32,7 @@ __all__ = ["CudaFused"]
 
 # Above this many rows a launch costs nothing beside the run (2 us of some 20), with a graph or without.
 _GRAPH_ROWS = 65_536
+_SECOND = 3  # configurations to try of another way to multiply the same rows
 _DTYPES = {"class": ("uint8", "int32"), "margin": ("uint8", "int32"), "logits": ("float32", "float16")}
 
 
@@ -137,24 +138,25 @@ def _choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
         return _float_choices(gpu, mlp, spec, full)
     if mlp.scheme is None or full:  # an MLP with a scheme is meant to be integer
         try:
-            out += _float_choices(gpu, mlp, spec, full)
+            out += _float_choices(gpu, mlp, spec, full, most=_SECOND)
         except Unsupported:  # the integer form does without, for example without float32's range of weights
             return out
     return out
 
 
-def _float_choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
+def _float_choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool, most: int | None = None) -> list[_Choice]:
     computes = COMPUTES[spec.input_dtype]
     if not full and spec.input_dtype != "bfloat16":  # rounding weights to bfloat16 may or may not be good enough
         computes = computes[:1]
     later = "tf32" if gpu.capability >= (8, 0) else "float16"
-    out = []
+    out: list[_Choice] = []
     for compute in computes:
-        out += _form_choices(gpu, rounded_form(mlp, spec.input_dtype, compute, later), spec, full)
+        form = rounded_form(mlp, spec.input_dtype, compute, later)
+        out += _form_choices(gpu, form, spec, full, most if not out else _SECOND)
     return out
 
 
-def _form_choices(gpu: Gpu, form: Form, spec: Spec, full: bool) -> list[_Choice]:
+def _form_choices(gpu: Gpu, form: Form, spec: Spec, full: bool, most: int | None = None) -> list[_Choice]:
     from gigamlp.kernels.cuda.paths import configs
     from gigamlp.kernels.cuda.shape import network_of
 
@@ -164,6 +166,8 @@ def _form_choices(gpu: Gpu, form: Form, spec: Spec, full: bool) -> list[_Choice]
     for dtype in dtypes if full else dtypes[:1]:
         network = network_of(form, output=spec.output, dtype=dtype)
         found = configs(network, gpu.capability, gpu.shared_bytes, spec.batch, full=full)
+        if most is not None and not full:
+            found = found[:most]
         if not found:
             raise Unsupported(
                 f"no form of the fused kernel fits {form.mlp!r} into {gpu.shared_bytes:,} bytes of shared memory"

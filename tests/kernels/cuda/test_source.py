@@ -93,18 +93,21 @@ def test_float_forms_stay_in_registers(arch, hidden, rows, compute):
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", list(GPUS))
-@pytest.mark.parametrize(("rows", "compute"), FLOATS[:1] + FLOATS[3:5])
+@pytest.mark.parametrize(("rows", "compute"), [FLOATS[0], *FLOATS[3:]])
 def test_float_forms_of_odd_width_compile_for_every_architecture(arch, rows, compute):
     later = "float16" if arch == "sm_75" else "tf32"
     if arch == "sm_75":  # the others are refused there
         rows, compute = "float16", "float16x2"
-    _, network = cases.rounded(cases.make([13, 7, 9, 3]), rows, compute, "margin", later=later)
-    assert network.masked == (rows not in ("uint8", "int8"))
+    width = {"float32": 25, "uint8": 37}.get(rows, 21)  # padded to 48 bytes beyond whole units: every width of a unit
+    _, network = cases.rounded(cases.make([width, 7, 9, 3]), rows, compute, "margin", later=later)
+    assert network.padded % 64 == 48
+    assert network.masked == (rows != "uint8")
     capability, shared = GPUS[arch]
-    for config in {each.path: each for each in configs(network, capability, shared, 1 << 21, full=True)}.values():
-        made, found = compiled(network, config, arch)
-        assert found.registers * made.block <= REGISTERS
-        assert made.shared_bytes <= shared
+    paths = list({each.path: each for each in configs(network, capability, shared, 1 << 21, full=True)}.values())
+    config = paths[FLOATS.index((rows, compute)) % len(paths)]  # each path in turn
+    made, found = compiled(network, config, arch)
+    assert found.registers * made.block <= REGISTERS
+    assert made.shared_bytes <= shared
 
 
 def test_float_codes_stay_in_shared_memory_where_they_fit():
@@ -113,8 +116,24 @@ def test_float_codes_stay_in_shared_memory_where_they_fit():
     found = configs(network, capability, shared, 1 << 21)
     assert found[0].path in ("ring", "window")
     assert found[0].weights == "shared"
-    for config in configs(network, capability, shared, 1 << 21, full=True):
-        assert shared_bytes(network, config) <= shared
+
+
+@pytest.mark.parametrize("gpu", list(GPUS))
+@pytest.mark.parametrize(("rows", "compute"), FLOATS)
+@pytest.mark.parametrize("hidden", [1, 40, 64, 128])
+def test_every_float_configuration_fits_its_gpu(gpu, rows, compute, hidden):
+    capability, shared = GPUS[gpu]
+    if gpu == "sm_75" and compute not in ("float16", "float16x2"):
+        return  # refused there, see above
+    later = "float16" if gpu == "sm_75" else "tf32"
+    network = cases.rounded(cases.make([784, hidden, 10]), rows, compute, later=later)[1]
+    for batch in (1, 1024, 1 << 21):
+        few, all_ = (configs(network, capability, shared, batch, full=full) for full in (False, True))
+        assert 1 <= len(few) <= 8
+        assert set(few) <= set(all_)
+        for config in all_:
+            assert shared_bytes(network, config) <= shared
+            assert config.warps * 32 <= 1024
 
 
 @needs_nvrtc

@@ -105,7 +105,8 @@ def configs(
             rings.sort(key=lambda each: each.path != "ring")
         if network.item > 1 or network.expand > 1:
             # float codes are large: rings that leave them in L2 read more codes than rows
-            rings.sort(key=lambda each: each.weights != "shared")
+            first = rings[0].path if rings else ""
+            rings.sort(key=lambda each: (each.weights != "shared", each.path != first, -each.warps))
     most = 100 if full else 3
     if rows <= _SMALL:
         found = [*split[: most + 1], *rings[: most - 1], *direct[:1]] if not full else [*split, *rings, *direct]
@@ -219,7 +220,8 @@ def _ring(network: Network, path: str, shared: int) -> list[Config]:
             room = (shared - weights_bytes) // (slot_bytes(network, one) + 8)
             most = min(_MOST_WARPS, _REGISTERS // 32 // registers(network, one))
             warps = min(most, room // stages)
-            if warps >= 4:  # fewer leave the tensor cores idle while they wait
+            # fewer leave the tensor cores idle while they wait; float rows take longer to come
+            if warps >= (4 if network.item == 1 else 3):
                 deep = min(_MOST_STAGES, room // warps) if warps == most else stages
                 found.append(Config(path, tiles, warps, max(stages, deep), weights))
                 break
