@@ -71,7 +71,7 @@ def test_the_shapes_that_matter_stay_in_registers(arch, name):
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_75"])
 @pytest.mark.parametrize("hidden", [40, 64, 128])
-@pytest.mark.parametrize(("rows", "compute"), FLOATS)
+@pytest.mark.parametrize(("rows", "compute"), [each for each in FLOATS if each[1] != "bfloat16"])  # as float16's
 def test_float_forms_stay_in_registers(arch, hidden, rows, compute):
     capability, shared = GPUS[arch]
     mlp = cases.make([784, hidden, 10])
