@@ -15,6 +15,7 @@ __all__ = ["CASES", "OURS", "ROWS", "Case", "Work", "explained", "line", "schedu
 ROWS = 1 << 21
 OURS = "cuda_fused"
 ANSWER_BYTES = {OURS: 1, "jax": 1}  # class ids are uint8 there, int64 in torch's engines
+ITEM_BYTES = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 MET = 0.97  # figures within 3 % of a bar count as met
 
 
@@ -30,6 +31,7 @@ class Case:
     window: tuple[int, int] | None = None
     batches: int = 1  # per launch
     visits: int = 1
+    input_dtype: str = "uint8"
 
     @property
     def in_cache(self) -> bool:
@@ -40,11 +42,17 @@ CASES = (
     Case("784-40-10 b1", 40, 1, 1 / 3.2e-6, "hot", visits=3),
     Case("784-40-10", 40, ROWS, 5.4e9),
     Case("784-40-10 window 384 (cut weights)", 40, ROWS, 9.1e9, window=(208, 592)),
-    Case("784-64-10", 64, ROWS, 4.8e9),
+    Case("784-64-10", 64, ROWS, 5.4e9),
     Case("784-40-10 b10000", 40, 10_000, 1.8e9, "hot"),
     Case("784-40-10 b1024", 40, 1024, 300e6, "hot"),
     Case("784-128-10 b1024", 128, 1024, 210e6, "hot"),
     Case("784-40-10 64 x b1024", 40, 1024, 3.0e9, batches=64),
+    Case("784-128-10", 128, ROWS, 4.8e9),
+    Case("784-256-10", 256, ROWS, 2.6e9),
+    Case("784-512-10", 512, ROWS, 1.6e9),
+    Case("784-512-10 b1024", 512, 1024, 180e6, "hot"),
+    Case("784-512-10 b10000", 512, 10_000, 800e6, "hot"),
+    Case("784-40-10 float16", 40, ROWS, 2.7e9, input_dtype="float16"),
     Case("784-40-10 b10000 cold (extra)", 40, 10_000, None),
     Case("784-40-10 b1024 cold (extra)", 40, 1024, None),
 )
@@ -84,12 +92,13 @@ class Work:
     def of(cls, case: Case, row: Row) -> Work:
         read = 784 if case.window is None else case.window[1] - case.window[0]
         first, rest = read * case.hidden, case.hidden * 10
+        item = ITEM_BYTES[row.input_dtype or "uint8"]
         if row.engine == OURS:
-            macs = {"int8": first, "float16": rest}
+            macs = {"int8": first, "float16": rest} if item == 1 else {"float16": first, "tf32": rest}
         else:
             compute = re.search(r"compute=(\w+)", row.variant or "")
             macs = {compute[1] if compute else "float32": first + rest}
-        return cls(read, ANSWER_BYTES.get(row.engine or "", 8), macs)
+        return cls(read * item, ANSWER_BYTES.get(row.engine or "", 8), macs)
 
     def roof(self, case: Case, roofs: Roofs, launch_s: float) -> tuple[str, float]:
         """Which limit is the longest for a launch, and its seconds."""

@@ -50,13 +50,15 @@ from gigamlp.spec import Spec
 from gigamlp.trial import make_gate, run_rows
 from gigamlp.tune import Effort, try_candidates
 
-REFERENCE = Path(__file__).parent.parent / "tests" / "data_files" / "reference_int8.npz"
+HERE = Path(__file__).parent
+REFERENCE = HERE.parent / "tests" / "data_files" / "reference_int8.npz"
+WIDE = HERE / "data_files"  # reference_int8_256.npz and _512.npz: the wider networks of the same experiment
 PEERS = "torch_graph,torch_compile,jax"
 
 
 def reference(hidden: int, window: tuple[int, int] | None = None) -> gm.MLP:
     """The int8 reference network of that width; with a window, what is left of it there."""
-    with np.load(REFERENCE) as data:
+    with np.load(REFERENCE if hidden <= 128 else WIDE / f"reference_int8_{hidden}.npz") as data:
         q, s, b1, w2, b2 = (data[f"h{hidden}.{key}"] for key in ("q", "s", "b1", "W2", "b2"))
     codes = q.T if window is None else q.T[:, window[0] : window[1]]
     return gm.MLP(
@@ -131,11 +133,12 @@ def many_batches(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray, roofs: R
 
 
 def jax_row(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray) -> Row:
-    """XLA: uint8 rows to class ids, products in bfloat16, jitted for the shape."""
+    """XLA: uint8 rows to class ids, float rows (in bfloat16) to logits; products in bfloat16, jitted for the shape."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes three quarters of the memory
     import jax
     import jax.numpy as jnp
 
+    floats = case.input_dtype != "uint8"
     weights = [(jnp.asarray(layer.weight.T, jnp.bfloat16), jnp.asarray(layer.bias)) for layer in mlp.layers]
 
     @jax.jit
@@ -144,14 +147,16 @@ def jax_row(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray) -> Row:
         for index, (weight, bias) in enumerate(weights):
             z = jnp.dot(h, weight, preferred_element_type=jnp.float32) + bias
             h = jnp.maximum(z, 0).astype(jnp.bfloat16) if index + 1 < len(weights) else z
-        return jnp.argmax(h, axis=1).astype(jnp.uint8)
+        return h if floats else jnp.argmax(h, axis=1).astype(jnp.uint8)
 
     start, stop = case.window or (0, mlp.features)
     blocks = [
         np.resize(x[begin : begin + case.batch], (case.batch, x.shape[1])) for begin in range(0, len(x), case.batch)
     ]
-    ids = np.concatenate([np.asarray(classes(jnp.asarray(block))) for block in blocks])[: len(y)]
-    rows = jnp.asarray(blocks[0])
+    given = [jnp.asarray(block, jnp.bfloat16 if floats else jnp.uint8) for block in blocks]
+    answers = np.concatenate([np.asarray(classes(block)) for block in given])[: len(y)]
+    ids = answers.argmax(axis=1) if floats else answers
+    rows = given[0]
     clock = clock_for("cuda:0")
     t = throughput({"jax": lambda: classes(rows)}, clock, repeats=7, min_s=0.05)["jax"]
     if not isinstance(t, Throughput):
@@ -162,11 +167,11 @@ def jax_row(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray) -> Row:
         engine="jax",
         variant="jit compute=bfloat16",
         hidden=[case.hidden],
-        features_read_bytes=mlp.features_read,
+        features_read_bytes=mlp.features_read * (2 if floats else 1),
         batch=case.batch,
         residence=case.residence,
-        input_dtype="uint8",
-        output="class",
+        input_dtype="bfloat16" if floats else "uint8",
+        output="logits" if floats else "class",
         samples_per_s=case.batch / t.wall_us * 1e6,
         wall_us=t.wall_us,
         iqr=t.iqr,
@@ -186,7 +191,7 @@ def measure(
     mlp = reference(case.hidden, case.window).with_(name=case.name)
     if case.batches > 1:
         return [many_batches(case, mlp, x, y, roofs)]
-    spec, jobs = Spec("cuda:0", case.batch), []
+    spec, jobs = Spec("cuda:0", case.batch, case.input_dtype), []
     for name in [OURS, *(p for p in peers if p != "jax")]:
         try:
             best = best_variant(name, mlp, spec, x)

@@ -101,6 +101,7 @@ FLOORS = {
     "quantize": 2,
     "quoted": 2,
     "record": 2,
+    "rounded": 2,
     "spec": 2,
     "kernels": 3,
     "train": 3,

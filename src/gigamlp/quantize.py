@@ -19,7 +19,17 @@ from gigamlp.integer import RANGES, Integer
 from gigamlp.layers import SCHEMES, Layer, Scheme, frozen
 from gigamlp.mlp import MLP
 
-__all__ = ["HALF_LIMIT", "Agreement", "Integer", "agreement", "integer_form", "quantise"]
+__all__ = [
+    "HALF_LIMIT",
+    "Agreement",
+    "Integer",
+    "agreement",
+    "first_bias",
+    "fit_half",
+    "half_layers",
+    "integer_form",
+    "quantise",
+]
 
 HALF_LIMIT = 60_000.0  # worst-case |hidden| that may be rounded to float16, whose largest number is 65,504
 
@@ -146,22 +156,12 @@ def integer_form(mlp: MLP, input_dtype: str = "uint8") -> Integer:
     if mlp.scheme is not None and mlp.scheme.name != "w8":
         raise Unsupported(f"scheme {mlp.scheme.name!r} is not implemented in this version; 'w8' is")
     codes, scale = _codes(mlp)
-    bias = _first_bias(mlp)
+    bias = first_bias(mlp)
     activation = mlp.layers[0].activation
     ends = _first_ends(codes, scale.astype(np.float64), bias.astype(np.float64), RANGES[input_dtype])
-    ends, exponent = _fit(ends, activation, 0, last=len(mlp.layers) == 1)
+    ends, exponent = fit_half(ends, activation, 0, last=len(mlp.layers) == 1)
     scale, bias = np.ldexp(scale, -exponent), np.ldexp(bias, -exponent)
-    layers, exponents, bounds = [], [exponent], [_largest(ends)]
-    for index, layer in enumerate(mlp.layers[1:], start=1):
-        weight = np.ldexp(layer.weight.astype(np.float64), exponent)
-        own = np.zeros(len(weight)) if layer.bias is None else layer.bias.astype(np.float64)
-        last = index == len(mlp.layers) - 1
-        ends, exponent = _fit(_next_ends(weight, own, ends), layer.activation, index, last=last)
-        weight = np.ldexp(weight, -exponent)
-        _check_half(weight, index)
-        layers.append(Layer(weight, np.ldexp(own, -exponent), layer.activation))
-        exponents.append(exponent)
-        bounds.append(_largest(ends))
+    layers, exponents, bounds = half_layers(mlp, ends, exponent)
     return Integer(
         mlp,
         input_dtype,
@@ -170,13 +170,52 @@ def integer_form(mlp: MLP, input_dtype: str = "uint8") -> Integer:
         bias=frozen(bias, np.float32, "bias"),
         code_sums=frozen(codes.sum(axis=1, dtype=np.int64), np.int32, "code sums"),
         activation=activation,
-        layers=tuple(layers),
-        exponents=tuple(exponents),
-        bounds=tuple(bounds),
+        layers=layers,
+        exponents=exponents,
+        bounds=bounds,
     )
 
 
-def _first_bias(mlp: MLP) -> NDArray[np.float32]:
+def half_layers(
+    mlp: MLP, ends: tuple[Array, Array], exponent: int
+) -> tuple[tuple[Layer, ...], tuple[int, ...], tuple[float, ...]]:
+    """Return the layers after the first for float16 operands: layers, exponents and bounds as `Integer` has them.
+
+    Parameters
+    ----------
+    mlp : MLP
+    ends : (low, high)
+        Least and largest value of each output of the first layer, float64 [out], divided by ``2**exponent``.
+    exponent : int
+        Of the first layer.
+
+    Raises
+    ------
+    Unsupported
+        If numbers leave float16's or float32's range.
+    """
+    layers, exponents, bounds = [], [exponent], [_largest(ends)]
+    for index, layer in enumerate(mlp.layers[1:], start=1):
+        weight = np.ldexp(layer.weight.astype(np.float64), exponent)
+        own = np.zeros(len(weight)) if layer.bias is None else layer.bias.astype(np.float64)
+        last = index == len(mlp.layers) - 1
+        ends, exponent = fit_half(_next_ends(weight, own, ends), layer.activation, index, last=last)
+        weight = np.ldexp(weight, -exponent)
+        _check_half(weight, index)
+        layers.append(Layer(weight, np.ldexp(own, -exponent), layer.activation))
+        exponents.append(exponent)
+        bounds.append(_largest(ends))
+    return tuple(layers), tuple(exponents), tuple(bounds)
+
+
+def first_bias(mlp: MLP) -> NDArray[np.float32]:
+    """Return the first layer's bias with the input offset folded in, float32 [out].
+
+    Raises
+    ------
+    Unsupported
+        If it leaves float32's range.
+    """
     first = mlp.layers[0]
     weight = first.weight.astype(np.float64)
     offset = np.broadcast_to(np.asarray(mlp.input_offset, np.float64), (weight.shape[1],))
@@ -213,7 +252,7 @@ def _widened(low: Array, high: Array, magnitude: Array) -> _Ends:
     return low - _SLACK * magnitude, high + _SLACK * magnitude
 
 
-def _fit(ends: _Ends, activation: str, index: int, *, last: bool) -> tuple[_Ends, int]:
+def fit_half(ends: _Ends, activation: str, index: int, *, last: bool) -> tuple[_Ends, int]:
     """Return the ends after the activation, divided by the least power of two that float16 needs, and its exponent."""
     largest = _largest(ends)
     if largest > _FLOAT_MAX:

@@ -21,7 +21,7 @@ from gigamlp.errors import DeviceError, InvalidInput, Unsupported
 from gigamlp.kernels.cuda.compile import toolchain_problem
 from gigamlp.kernels.cuda.driver import Gpu
 from gigamlp.mlp import MLP, Layer, Scheme
-from gigamlp.quantize import integer_form
+from gigamlp.quantize import integer_form, quantise
 from gigamlp.spec import Spec, Variant
 from tests.engines.torch_cases import net
 
@@ -78,10 +78,36 @@ def test_dtypes_of_the_answers(h200):
     assert dtypes("proba", full=True) == {"float32"}
 
 
+def test_what_the_first_layer_is_multiplied_in(card):
+    def computes(dtype, mlp=None, **more):
+        mlp = mlp or net(784, 40, 10)
+        return list(dict.fromkeys(v.get("compute") for v in ENGINE.variants(mlp, Spec("cuda:0", 64, dtype), **more)))
+
+    assert computes("float16") == ["float16"]
+    assert computes("float16", full=True) == ["float16", "float16x2"]
+    # weights that carry a scheme are meant to be integer; others may lose too much by it, which a trial finds out
+    assert computes("uint8") == ["int8", "float16"]
+    assert computes("int8", quantise(net(784, 40, 10))) == ["int8"]
+    assert computes("int8", quantise(net(784, 40, 10)), full=True) == ["int8", "float16", "float16x2"]
+    if card.capability >= (8, 0):
+        assert computes("bfloat16") == ["bfloat16x2", "bfloat16"]
+        assert computes("float32") == ["tf32"]
+    else:
+        for dtype in ("bfloat16", "float32"):
+            with pytest.raises(Unsupported, match=r"tf32 .*8\.0|float16's range"):
+                computes(dtype)
+
+
+def test_weights_that_int8_cannot_hold_run_in_float16(h200):
+    mlp = MLP([Layer(np.full((3, 70_000), 1e-3), None, "relu"), Layer(np.eye(3))])  # an int32 sum could overflow
+    assert {v.get("compute") for v in ENGINE.variants(mlp, Spec("cuda:0", 64))} == {"float16"}
+    with pytest.raises(Unsupported, match="int32"):
+        ENGINE.variants(mlp.with_(scheme=Scheme("w8")), Spec("cuda:0", 64))
+
+
 @pytest.mark.parametrize(
     ("mlp", "spec", "reason"),
     [
-        (net(784, 40, 10), {"input_dtype": "float32"}, "rows must be uint8 or int8, not float32"),
         (net(784, 40, 10), {"input_on": "host"}, "rows that are on the device"),
         (net(784, 40, 10, head="multilabel"), {}, "head 'multilabel' has no single class"),
         (net(784, 40, 10, head="regression"), {"output": "proba"}, "head 'regression' has no probabilities"),

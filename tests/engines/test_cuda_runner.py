@@ -62,6 +62,7 @@ def make(fake, output="class", graph=False, x=None):
         block=64,
         grid=lambda rows, batches: 7,
         features=FEATURES,
+        row_bytes=FEATURES,
         alignment=16,
         stride_fits=lambda stride: stride >= FEATURES and stride % 2 == 0,
         outputs=outputs,

@@ -1,6 +1,7 @@
-"""Engine ``cuda_fused``: bytes into integer tensor cores, every layer and the argmax in one kernel, made for the MLP.
+"""Engine ``cuda_fused``: rows into tensor cores, every layer and the argmax in one kernel, made for the MLP.
 
-How the kernel works is in ``docs/kernels.md``; the arithmetic (scheme ``w8``) in ``docs/quantisation.md``.
+How the kernel works, and what it computes with float rows, is in ``docs/kernels.md``; the integer arithmetic (scheme
+``w8``) in ``docs/quantisation.md``.
 """
 
 from __future__ import annotations
@@ -11,38 +12,44 @@ from typing import TYPE_CHECKING
 
 from gigamlp.engines.base import Runner
 from gigamlp.errors import DeviceError, InvalidInput, ModelError, Unsupported
-from gigamlp.integer import RANGES, Integer
+from gigamlp.integer import RANGES
 from gigamlp.kernels.cuda.compile import architecture, toolchain_problem
 from gigamlp.kernels.cuda.driver import Gpu, driver_cuda, open_gpu
 from gigamlp.measure.clock import stopwatch
 from gigamlp.mlp import MLP
 from gigamlp.quantize import integer_form
+from gigamlp.rounded import COMPUTES, rounded_form
 from gigamlp.spec import Spec, Variant
 
 if TYPE_CHECKING:
     from gigamlp.engines.cuda_runner import CudaFusedRunner, Program
     from gigamlp.kernels.cuda.compile import Cubin
     from gigamlp.kernels.cuda.paths import Config
-    from gigamlp.kernels.cuda.shape import Network
+    from gigamlp.kernels.cuda.shape import Form, Network
     from gigamlp.kernels.cuda.source import Generated
 
 __all__ = ["CudaFused"]
 
 # Above this many rows a launch costs nothing beside the run (2 us of some 20), with a graph or without.
 _GRAPH_ROWS = 65_536
+_SECOND = 3  # configurations to try of another way to multiply the same rows
 _DTYPES = {"class": ("uint8", "int32"), "margin": ("uint8", "int32"), "logits": ("float32", "float16")}
 
 
 class CudaFused:
     """Run the MLP as one CUDA kernel, specialised to it and compiled by NVRTC when a runner is built.
 
-    Rows must be uint8 or int8; the first layer is int8 (scheme ``w8``), later ones float16 with float32 sums. Class ids
-    are uint8, or int32 with ``dtype=int32``; logits float32, or float16 with ``dtype=float16``. Machine code is kept on
-    disk, so that a network is compiled once (about a second a variant). Needs neither a CUDA compiler nor torch.
+    For uint8 and int8 rows the first layer is int8 (scheme ``w8``), later ones float16 with float32 sums. For float
+    rows, and for bytes where weights must not be quantised, operands are rounded to a float format (`gigamlp.rounded`).
+    Class ids are uint8, or int32 with ``dtype=int32``; logits float32, or float16 with ``dtype=float16``. Machine code
+    is kept on disk, so that a network is compiled once (about a second a variant). Needs neither a CUDA compiler nor
+    torch, but for bfloat16 rows, which NumPy does not have.
 
     Variants: ``path`` (how rows reach the tensor cores: direct, ring, window, split), ``tiles``, ``warps``, ``stages``,
     ``weights`` (see ``docs/kernels.md``), ``graph`` (whether runs on the static input replay a CUDA Graph), ``dtype``
-    of the answers. A variant may name some of them only; the most promising one that has these is then run.
+    of the answers, ``compute`` (what the first layer is multiplied in: int8, float16, bfloat16, tf32; with ``x2`` each
+    weight is a sum of two such numbers). A variant may name some of them only; the most promising one that has these
+    is then run.
     """
 
     name = "cuda_fused"
@@ -93,7 +100,7 @@ class _Choice:
     """A variant, and what the kernel's generator makes of it."""
 
     variant: Variant
-    integer: Integer
+    form: Form
     network: Network
     config: Config
 
@@ -118,35 +125,66 @@ def _open(device: str) -> Gpu:
 
 
 def _choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
+    _refuse(mlp, spec)
+    if spec.input_dtype not in RANGES:
+        return _float_choices(gpu, mlp, spec, full)
+    try:
+        out = _form_choices(gpu, integer_form(mlp, spec.input_dtype), spec, full)
+    except ModelError as error:
+        raise Unsupported(str(error)) from error
+    except Unsupported as error:
+        if mlp.scheme is not None:
+            raise
+        try:
+            return _float_choices(gpu, mlp, spec, full)
+        except Unsupported as other:
+            reasons = dict.fromkeys((error.reason, other.reason))
+            raise Unsupported("; ".join(reasons)) from other
+    if mlp.scheme is None or full:  # an MLP with a scheme is meant to be integer
+        try:
+            out += _float_choices(gpu, mlp, spec, full, most=_SECOND)
+        except Unsupported:  # the integer form does without, for example without float32's range of weights
+            return out
+    return out
+
+
+def _float_choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool, most: int | None = None) -> list[_Choice]:
+    computes = COMPUTES[spec.input_dtype]
+    if not full and spec.input_dtype != "bfloat16":  # rounding weights to bfloat16 may or may not be good enough
+        computes = computes[:1]
+    later = "tf32" if gpu.capability >= (8, 0) else "float16"
+    out: list[_Choice] = []
+    for compute in computes:
+        form = rounded_form(mlp, spec.input_dtype, compute, later)
+        out += _form_choices(gpu, form, spec, full, most if not out else _SECOND)
+    return out
+
+
+def _form_choices(gpu: Gpu, form: Form, spec: Spec, full: bool, most: int | None = None) -> list[_Choice]:
     from gigamlp.kernels.cuda.paths import configs
     from gigamlp.kernels.cuda.shape import network_of
 
-    _refuse(mlp, spec)
-    try:
-        integer = integer_form(mlp, spec.input_dtype)
-    except ModelError as error:
-        raise Unsupported(str(error)) from error
     dtypes = _DTYPES.get(spec.output, ("float32",))
     graphs = (True, False) if full or spec.batch <= _GRAPH_ROWS else (False,)
     out = []
     for dtype in dtypes if full else dtypes[:1]:
-        network = network_of(integer, output=spec.output, dtype=dtype)
+        network = network_of(form, output=spec.output, dtype=dtype)
         found = configs(network, gpu.capability, gpu.shared_bytes, spec.batch, full=full)
+        if most is not None and not full:
+            found = found[:most]
         if not found:
             raise Unsupported(
-                f"no form of the fused kernel fits {mlp!r} into {gpu.shared_bytes:,} bytes of shared memory"
+                f"no form of the fused kernel fits {form.mlp!r} into {gpu.shared_bytes:,} bytes of shared memory"
             )
         for graph in graphs:
             for c in found:
-                options = {**asdict(c), "graph": graph, "dtype": dtype}
+                options = {**asdict(c), "graph": graph, "dtype": dtype, "compute": network.compute}
                 variant = Variant.from_json(options)
-                out.append(_Choice(variant, integer, network, c))
+                out.append(_Choice(variant, form, network, c))
     return out
 
 
 def _refuse(mlp: MLP, spec: Spec) -> None:
-    if spec.input_dtype not in RANGES:
-        raise Unsupported(f"the fused kernel multiplies bytes: rows must be uint8 or int8, not {spec.input_dtype}")
     if spec.input_on == "host":
         raise Unsupported("the fused kernel takes rows that are on the device; copy them first (input_on='device')")
     if spec.output in ("class", "margin") and mlp.head not in ("softmax", "sigmoid"):
@@ -181,8 +219,10 @@ def _compiled(gpu: Gpu, choice: _Choice) -> tuple[Generated, Cubin]:
 
 
 def _build(gpu: Gpu, choice: _Choice, spec: Spec) -> CudaFusedRunner:
-    from gigamlp.engines.cuda_runner import CudaFusedRunner
+    from gigamlp.engines.cuda_runner import CudaFusedRunner, open_torch
 
+    if spec.input_dtype == "bfloat16" and open_torch() is None:
+        raise Unsupported("NumPy has no bfloat16: a runner for such rows needs torch with CUDA")
     return CudaFusedRunner(_program(gpu, choice), spec, choice.variant)
 
 
@@ -204,10 +244,11 @@ def _program(gpu: Gpu, choice: _Choice) -> Program:
     return Program(
         gpu=gpu,
         kernel=kernel,
-        weights=Buffer.of(gpu, made.pack(choice.integer)),
+        weights=Buffer.of(gpu, made.pack(choice.form)),
         block=made.block,
         grid=lambda rows, batches: int(made.grid(rows, batches, multiprocessors, resident)),
-        features=choice.integer.mlp.features,
+        features=choice.form.mlp.features,
+        row_bytes=choice.network.features,
         alignment=made.alignment,
         stride_fits=made.stride_fits,
         outputs=tuple((tuple(shape), str(dtype)) for shape, dtype in made.outputs),

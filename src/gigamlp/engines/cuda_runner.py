@@ -35,7 +35,7 @@ class Program:
         Threads of a block.
     grid : callable
         (rows of each batch, batches of a launch) -> blocks of the grid.
-    features : int
+    features, row_bytes : int
         Width of a row.
     alignment : int
         What the address of the first row must be a multiple of.
@@ -51,6 +51,7 @@ class Program:
     block: int
     grid: Callable[[int, int], int]
     features: int
+    row_bytes: int
     alignment: int
     stride_fits: Callable[[int], bool]
     outputs: tuple[tuple[tuple[int, ...], str], ...]
@@ -127,7 +128,7 @@ class CudaFusedRunner:
         self._shape = (spec.batch, program.features)
         if x is None:
             self.input, address = allocate(torch, gpu, self._shape, spec.input_dtype)
-            place = (address, program.features)
+            place = (address, program.row_bytes)
             if torch is not None:
                 self.input.zero_()
             else:
@@ -138,8 +139,8 @@ class CudaFusedRunner:
         self._outs = [address for _, address in made]
         self._answer: Any = made[0][0] if len(made) == 1 else tuple(each for each, _ in made)
         self._own = program.launch(spec.batch, place, self._outs)
-        self._other = program.launch(spec.batch, (place[0], program.features), self._outs)
-        self._dense = program.stride_fits(program.features)
+        self._other = program.launch(spec.batch, (place[0], program.row_bytes), self._outs)
+        self._dense = program.stride_fits(program.row_bytes)
         self._graph = Graph([self._own]) if variant.get("graph") else None
         self._go: Callable[[int], None] | None = self._graph or self._own
         self._current_stream = _stream_of(torch, gpu.index)
@@ -254,7 +255,8 @@ class CudaFusedRunner:
 
     def _stride(self, view: View) -> int:
         """Bytes from row to row; one row alone has no such thing, whatever its array says."""
-        return view.strides[0] if view.shape[0] > 1 else self._program.features
+        program = self._program
+        return view.strides[0] * (program.row_bytes // program.features) if view.shape[0] > 1 else program.row_bytes
 
     def _readable(self, view: View) -> tuple[int, int]:
         """Return address and stride of rows that stay where they are, or say why the kernel cannot read them there."""
@@ -283,7 +285,8 @@ class CudaFusedRunner:
         if view.strides[1] != 1:
             raise InvalidInput(f"the features of a row must lie side by side, these rows have strides {view.strides}")
         target = view_of(self.input).pointer
-        copy_rows(self._program.gpu, target, view.pointer, self._shape, view.strides[0], stream)
+        box = (self.spec.batch, self._program.row_bytes)
+        copy_rows(self._program.gpu, target, view.pointer, box, self._stride(view), stream)
 
 
 class ManyBatches:

@@ -235,6 +235,17 @@ DEVICE void send(u32 to, const float (&v)[4], u32 barrier) {
 static inline float __int2float_rn(int v) { return (float)v; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __uint_as_float(u32 v) {
+  float f;
+  memcpy(&f, &v, 4);
+  return f;
+}
+static inline u32 __byte_perm(u32 low, u32 high, u32 which) {
+  const u64 bytes = (u64)high << 32 | low;
+  u32 found = 0;
+  for (int i = 0; i < 4; i++) found |= (u32)(bytes >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return found;
+}
 static inline u32 __funnelshift_r(u32 low, u32 high, u32 shift) { return (u32)(((u64)high << 32 | low) >> (shift & 31)); }
 
 DEVICE u16 half_of(float v) {
@@ -257,6 +268,16 @@ static float float_of(u16 h) {
 DEVICE u32 two_halves(float low, float high) { return half_of(low) | (u32)half_of(high) << 16; }
 DEVICE u32 two_halves_relu(float low, float high) { return two_halves(fmaxf(low, 0), fmaxf(high, 0)); }
 
+DEVICE u32 subtract_halves(u32 a, u32 b) {
+  return two_halves(float_of((u16)a) - float_of((u16)b), float_of((u16)(a >> 16)) - float_of((u16)(b >> 16)));
+}
+
+DEVICE u32 tf32_of(float v) {
+  u32 bits;
+  memcpy(&bits, &v, 4);
+  return isfinite(v) ? (bits + 0x1000) & ~0x1FFFu : bits;
+}
+
 struct Operands { u32 a[4], b[2]; int* ints[4]; float* floats; };
 static Operands operands[1024 * CLUSTER];
 
@@ -268,7 +289,8 @@ typedef u8 RowByte;
 
 // The fragments of the manual. Bytes: lane (g, t) has in word i of A row g + 8 (i % 2), columns 4 t .. 4 t + 3 (+ 16
 // from word 2 on), in word i of B rows 4 t .. (+ 16 in word 1) of column g, and of C rows g (0, 1) and g + 8 (2, 3),
-// columns 2 t and 2 t + 1. float16: two elements a word, columns 2 t, 2 t + 1 (+ 8 from word 2 of A and 1 of B on).
+// columns 2 t and 2 t + 1. float16 and bfloat16: two elements a word, columns 2 t, 2 t + 1 (+ 8 from word 2 of A and 1 of
+// B on). tf32: one, column t (+ 4).
 template <int M, int KK> static void mma_bytes(const char* name) {
   const u32 base = number_of_thread() / 32 * 32;
   meet(warp(), name, [base] {
@@ -292,17 +314,26 @@ template <int M, int KK> static void mma_bytes(const char* name) {
   });
 }
 
-template <int KK> static void mma_half_(const char* name) {
+// number k of a word; tf32 operands must be rounded: what hardware does with the other digits is nobody's promise
+static double half_in(u32 word, int k) { return float_of((u16)(word >> 16 * k)); }
+static double bfloat_in(u32 word, int k) { return __uint_as_float(k ? word & 0xFFFF0000u : word << 16); }
+static double tf32_in(u32 word, int) {
+  if (word & 0x1FFF && isfinite(__uint_as_float(word))) fail("a tf32 operand is not rounded");
+  return __uint_as_float(word);
+}
+
+// KK columns of A, EACH numbers a word: lane (g, t) has columns EACH t .. of each 4 EACH
+template <int KK, int EACH> static void mma_floats(const char* name, double (*number)(u32, int)) {
   const u32 base = number_of_thread() / 32 * 32;
-  meet(warp(), name, [base] {
+  meet(warp(), name, [base, number] {
     double a[16][16], b[16][8];
     for (int lane = 0; lane < 32; lane++) {
       const Operands& o = operands[base + lane];
       const int g = lane / 4, t = lane % 4;
-      for (int i = 0; i < KK / 4; i++)
-        for (int k = 0; k < 2; k++) a[g + 8 * (i % 2)][t * 2 + k + 8 * (i / 2)] = float_of((u16)(o.a[i] >> 16 * k));
-      for (int i = 0; i < KK / 8; i++)
-        for (int k = 0; k < 2; k++) b[t * 2 + k + 8 * i][g] = float_of((u16)(o.b[i] >> 16 * k));
+      for (int i = 0; i < KK / EACH / 2; i++)
+        for (int k = 0; k < EACH; k++) a[g + 8 * (i % 2)][t * EACH + k + 4 * EACH * (i / 2)] = number(o.a[i], k);
+      for (int i = 0; i < KK / EACH / 4; i++)
+        for (int k = 0; k < EACH; k++) b[t * EACH + k + 4 * EACH * i][g] = number(o.b[i], k);
     }
     for (int lane = 0; lane < 32; lane++)
       for (int i = 0; i < 4; i++) {
@@ -327,11 +358,27 @@ DEVICE void mma_m8n8k16(int& c0, int& c1, u32 a, u32 b) {
 }
 DEVICE void mma_half_k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   operands[number_of_thread()] = {{a0, a1, a2, a3}, {b0, b1}, {}, c};
-  mma_half_<16>("mma.half.k16");
+  mma_floats<16, 2>("mma.half.k16", half_in);
 }
 DEVICE void mma_half_k8(float (&c)[4], u32 a0, u32 a1, u32 b) {
   operands[number_of_thread()] = {{a0, a1}, {b}, {}, c};
-  mma_half_<8>("mma.half.k8");
+  mma_floats<8, 2>("mma.half.k8", half_in);
+}
+DEVICE void mma_bfloat_k16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  operands[number_of_thread()] = {{a0, a1, a2, a3}, {b0, b1}, {}, c};
+  mma_floats<16, 2>("mma.bfloat.k16", bfloat_in);
+}
+DEVICE void mma_bfloat_k8(float (&c)[4], u32 a0, u32 a1, u32 b) {
+  operands[number_of_thread()] = {{a0, a1}, {b}, {}, c};
+  mma_floats<8, 2>("mma.bfloat.k8", bfloat_in);
+}
+DEVICE void mma_tf32_k8(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  operands[number_of_thread()] = {{a0, a1, a2, a3}, {b0, b1}, {}, c};
+  mma_floats<8, 1>("mma.tf32.k8", tf32_in);
+}
+DEVICE void mma_tf32_k4(float (&c)[4], u32 a0, u32 a1, u32 b) {
+  operands[number_of_thread()] = {{a0, a1}, {b}, {}, c};
+  mma_floats<4, 1>("mma.tf32.k4", tf32_in);
 }
 
 // wgmma: A as in mma.m16n8k32 or k16, 16 rows a warp. B in shared memory: a descriptor holds the address and the offsets

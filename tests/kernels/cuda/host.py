@@ -50,7 +50,7 @@ class HostKernel:
         for x in xs:
             if len(x):
                 wide = rng.integers(0, 256, (len(x), stride), np.uint8)
-                wide[:, :features] = x.view(np.uint8)
+                wide[:, :features] = np.ascontiguousarray(x).view(np.uint8)
                 data += wide.tobytes()[: (len(x) - 1) * stride + features]
         command = [str(self.program), *(str(int(n)) for n in (*numbers, *(len(x) for x in xs)))]
         done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=100)

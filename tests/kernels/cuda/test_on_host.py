@@ -203,9 +203,9 @@ def test_the_check_sees_a_wrong_kernel(tmp_path):
     integer, network = cases.form(mlp, "logits")
     config = Config("split", 1, 1, 1, "later")
     made = generate(network, config)
-    right = "multiply(sums[m][j], a[s][2 * m], a[s][2 * m + 1], w[s][j])"
+    right = "multiply(sums[m][j], low, high, w[s][j])"
     assert right in made.source
-    wrong = dataclasses.replace(made, source=made.source.replace(right, right.replace("2 * m + 1", "2 * m")))
+    wrong = dataclasses.replace(made, source=made.source.replace(right, right.replace("high", "low")))
     with pytest.raises(AssertionError):
         cases.run(HostKernel(wrong, tmp_path), integer, network, config, [cases.rows_for(mlp, 20)])
 

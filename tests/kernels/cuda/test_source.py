@@ -42,6 +42,16 @@ OTHERS = {
     "wide rows": ([3072, 128, 10], {"activation": "silu"}, "logits"),
 }
 
+# rows' dtype, compute
+FLOATS = [
+    ("float16", "float16"),
+    ("float16", "float16x2"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "bfloat16x2"),
+    ("float32", "tf32"),
+    ("uint8", "float16"),
+]
+
 needs_nvrtc = pytest.mark.skipif(cc.toolchain_problem() is not None, reason=str(cc.toolchain_problem()))
 
 
@@ -86,6 +96,74 @@ def test_wide_layers_are_refused_elsewhere(name):
     for arch in ("sm_75", "sm_89", "sm_100"):
         with pytest.raises(Unsupported, match=r"layer 0 has .* outputs; on a GPU of compute capability"):
             configs(network, *GPUS[arch], 1024)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_75"])
+@pytest.mark.parametrize("hidden", [40, 64, 128])
+@pytest.mark.parametrize(("rows", "compute"), [each for each in FLOATS if each[1] != "bfloat16"])  # as float16's
+def test_float_forms_stay_in_registers(arch, hidden, rows, compute):
+    capability, shared = GPUS[arch]
+    mlp = cases.make([784, hidden, 10])
+    if arch == "sm_75":
+        if compute not in ("float16", "float16x2"):
+            with pytest.raises(Unsupported, match=r"bfloat16 and tf32 come with compute capability 8\.0"):
+                configs(cases.rounded(mlp, rows, compute)[1], capability, shared, 1024)
+            return
+        network = cases.rounded(mlp, rows, compute, later="float16")[1]
+    else:
+        network = cases.rounded(mlp, rows, compute)[1]
+    for count in ROWS.values():
+        config = configs(network, capability, shared, count)[0]
+        made, found = compiled(network, config, arch)
+        assert (found.spill_bytes, found.stack_bytes, found.shared_bytes <= 1024) == (0, 0, True), (config, found)
+        assert found.registers * made.block <= REGISTERS
+        assert made.shared_bytes <= shared
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", list(GPUS))
+@pytest.mark.parametrize(("rows", "compute"), [FLOATS[0], *FLOATS[3:]])
+def test_float_forms_of_odd_width_compile_for_every_architecture(arch, rows, compute):
+    later = "float16" if arch == "sm_75" else "tf32"
+    if arch == "sm_75":  # the others are refused there
+        rows, compute = "float16", "float16x2"
+    width = {"float32": 25, "uint8": 37}.get(rows, 21)  # padded to 48 bytes beyond whole units: every width of a unit
+    _, network = cases.rounded(cases.make([width, 7, 9, 3]), rows, compute, "margin", later=later)
+    assert network.padded % 64 == 48
+    assert network.masked == (rows != "uint8")
+    capability, shared = GPUS[arch]
+    paths = list({each.path: each for each in configs(network, capability, shared, 1 << 21, full=True)}.values())
+    config = paths[FLOATS.index((rows, compute)) % len(paths)]  # each path in turn
+    made, found = compiled(network, config, arch)
+    assert found.registers * made.block <= REGISTERS
+    assert made.shared_bytes <= shared
+
+
+def test_float_codes_stay_in_shared_memory_where_they_fit():
+    capability, shared = GPUS["sm_90a"]
+    network = cases.rounded(cases.make([784, 40, 10]), "float16")[1]
+    found = configs(network, capability, shared, 1 << 21)
+    assert found[0].path in ("ring", "window")
+    assert found[0].weights == "shared"
+
+
+@pytest.mark.parametrize("gpu", list(GPUS))
+@pytest.mark.parametrize(("rows", "compute"), FLOATS)
+@pytest.mark.parametrize("hidden", [1, 40, 64, 128])
+def test_every_float_configuration_fits_its_gpu(gpu, rows, compute, hidden):
+    capability, shared = GPUS[gpu]
+    if gpu == "sm_75" and compute not in ("float16", "float16x2"):
+        return  # refused there, see above
+    later = "float16" if gpu == "sm_75" else "tf32"
+    network = cases.rounded(cases.make([784, hidden, 10]), rows, compute, later=later)[1]
+    for batch in (1, 1024, 1 << 21):
+        few, all_ = (configs(network, capability, shared, batch, full=full) for full in (False, True))
+        assert 1 <= len(few) <= 8
+        assert set(few) <= set(all_)
+        for config in all_:
+            assert shared_bytes(network, config) <= shared
+            assert config.warps * 32 <= 1024
 
 
 @needs_nvrtc

@@ -34,13 +34,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
 #pragma unroll
       for (int s = 0; s < STAGES; s++)
         if (u + s < UNITS) {
-          multiply(sums, ahead[s], codes + (u + s) * FRAGMENTS, lane);
+          multiply(sums, ahead[s], codes, u + s, lane);
           if (u + s + STAGES < UNITS)
 #pragma unroll
             for (int i = 0; i < 2 * TILES; i++) ahead[s][i] = row_at<16>(p[i] + unit_at(u + s + STAGES, t), end);
         }
-    if (HAS_8) multiply(sums, last_8, codes + CODES_8, lane);
-    if (HAS_4) multiply(sums, last_4, codes + CODES_4, lane);
+    if (HAS_8) multiply(sums, last_8, codes, 0, lane);
+    if (HAS_4) multiply(sums, last_4, codes, 0, lane);
 #pragma unroll
     for (int m = 0; m < TILES; m++) finish(sums[m], rest, at, at.first + 16 * m, lane);
   }

@@ -1,34 +1,44 @@
 // One small MLP in one kernel: rows of bytes in, answers out. README.md beside this says what goes in and comes out.
 //
 // source.py writes #defines before this text: the network (K, K_OFFSET, FEATURES, H0, LATER, WIDTHS, ACTIVATIONS,
-// CLASSES, HEAD, OUTPUT, SIGNED_ROWS, ID, VALUE_BITS), the packed weights' sections (AFFINE_AT, BIAS_AT, WEIGHT_AT,
-// PACKED_BYTES), and the path with its sizes (PATH, ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM).
+// CLASSES, HEAD, OUTPUT, SIGNED_ROWS, ID, VALUE_BITS), its arithmetic (COMPUTE, EXPAND, TERMS, MASKED, LATER_TF32), the
+// packed weights' sections (MASK_AT, AFFINE_AT, BIAS_AT, WEIGHT_AT, PACKED_BYTES), and the path with its sizes (PATH,
+// ORDER, ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM). Sizes of rows (K, K_OFFSET, FEATURES) are bytes.
 //
 // A warp computes TILES tiles of 16 rows. In the fragments of mma.m16n8k32 a lane (g = lane / 4, t = lane % 4) has words
 // of rows g and g + 8 and of output g. A sum over features does not care about their order, so each lane takes 16
-// consecutive bytes of a row at a time and the codes are packed to match: no shuffles, no transposes.
+// consecutive bytes of a row at a time and the codes are packed to match: no shuffles, no transposes. The fragments of
+// 16 float16 or bfloat16 (m16n8k16) or 8 tf32 (m16n8k8) have the same words in the same lanes, so that nothing but the
+// instruction depends on what a row's bytes mean. "Codes" are then the first layer's weights in that format.
 enum { DIRECT, RING, WINDOW, SPLIT, WGMMA };                           // PATH
 enum { IDENTITY, RELU, TANH, LOGISTIC, GELU, GELU_TANH, SILU };        // ACTIVATIONS
 enum { SOFTMAX, SIGMOID, MULTILABEL, REGRESSION };                     // HEAD
 enum { CLASS, MARGIN, LOGITS, PROBA };                                 // OUTPUT
+enum { INT8, FLOAT16, BFLOAT16, TF32 };                                // COMPUTE: the first layer's operands
 
 constexpr bool IN_SHARED = PATH == RING || PATH == WINDOW;             // where the rows are when they are multiplied
 constexpr int ROWS = TILES * 16;
 constexpr int THREADS = WARPS * 32;
 constexpr int NB = (H0 + 7) / 8;                                       // blocks of 8 first-layer outputs
 // The features, padded to 16: units of 64 (16 bytes a lane), then at most one of 32 and one of 16. From shared memory,
-// two units make 128 features, of which a lane takes 32 in a row: then 8 lanes read from 32 different banks.
+// two units make 128 bytes, of which lanes take theirs in the ORDER in which 8 of them read from 32 different banks.
 constexpr int UNITS = (K + 15) / 16 / 4;
 constexpr int WIDE = IN_SHARED ? UNITS / 2 : 0;
 constexpr int HAS_8 = (K + 15) / 16 % 4 / 2;
 constexpr int HAS_4 = (K + 15) / 16 % 2;
-constexpr int CODES_8 = UNITS * NB * 512;                              // where the codes of the small units begin
-constexpr int CODES_4 = CODES_8 + HAS_8 * NB * 256;
-constexpr int FRAGMENTS = NB * 512;                                    // bytes of one tile's sums
+// A byte of a row meets PARTS bytes of codes: EXPAND = 2 where bytes become float16 before they are multiplied, TERMS = 2
+// where each weight is a sum of two, a rounded one and what it lacks.
+constexpr int PARTS = EXPAND * TERMS;
+constexpr int CODES_8 = UNITS * NB * 512 * PARTS;                      // where the codes of the small units begin
+constexpr int CODES_4 = CODES_8 + HAS_8 * NB * 256 * PARTS;
 
 constexpr int widths[] = {H0, WIDTHS}, activations[] = {ACTIVATIONS}, biases[] = {BIAS_AT}, weights[] = {WEIGHT_AT};
 
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+#if COMPUTE == 0
+typedef int Sum;
+typedef int4 FourSums;
 
 // sums[16 rows][8 outputs] += bytes[16][32] x codes[32][8]: a0, a2 of row g, a1, a3 of row g + 8
 DEVICE void mma_32(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -51,12 +61,52 @@ DEVICE void mma_16(int (&c)[4], u32 a0, u32 a1, u32 b) {
 #endif
 }
 
-DEVICE void mma_half(float (&c)[4], const u32 (&a)[4], uint2 b) {
+DEVICE float real(int v) { return __int2float_rn(v); }
+#endif
+
+DEVICE void mma_half(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if __CUDA_ARCH__ >= 800
-  mma_half_k16(c, a[0], a[1], a[2], a[3], b.x, b.y);
+  mma_half_k16(c, a0, a1, a2, a3, b0, b1);
 #else
-  mma_half_k8(c, a[0], a[1], b.x);
-  mma_half_k8(c, a[2], a[3], b.y);
+  mma_half_k8(c, a0, a1, b0);
+  mma_half_k8(c, a2, a3, b1);
+#endif
+}
+
+#if COMPUTE != 0
+typedef float Sum;
+typedef float4 FourSums;
+
+// the same words, 32 bytes of 16 rows: 16 or 8 numbers
+DEVICE void mma_32(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if COMPUTE == 1
+  mma_half(c, a0, a1, a2, a3, b0, b1);
+#elif COMPUTE == 2
+  mma_bfloat_k16(c, a0, a1, a2, a3, b0, b1);
+#else
+  mma_tf32_k8(c, a0, a1, a2, a3, b0, b1);
+#endif
+}
+
+DEVICE void mma_16(float (&c)[4], u32 a0, u32 a1, u32 b) {
+#if COMPUTE == 1
+  mma_half_k8(c, a0, a1, b);
+#elif COMPUTE == 2
+  mma_bfloat_k8(c, a0, a1, b);
+#else
+  mma_tf32_k4(c, a0, a1, b);
+#endif
+}
+
+DEVICE float real(float v) { return v; }
+#endif
+
+// a later layer's product: 16 inputs in float16, or 8 in tf32
+DEVICE void mma_later(float (&c)[4], const u32 (&a)[4], uint2 b) {
+#if LATER_TF32
+  mma_tf32_k8(c, a[0], a[1], a[2], a[3], b.x, b.y);
+#else
+  mma_half(c, a[0], a[1], a[2], a[3], b.x, b.y);
 #endif
 }
 
@@ -117,10 +167,23 @@ template <> struct Vector<16> { typedef uint4 type; };
 template <> struct Vector<8> { typedef uint2 type; };
 template <> struct Vector<4> { typedef u32 type; };
 
-template <int W> DEVICE Words<W> codes_at(const u8* p) {
+template <int W> DEVICE Words<W> packed_at(const u8* p) {
   Words<W> v;
   if constexpr (SHARED_FROM == 0) put(v, *(const typename Vector<W>::type*)p);
   else put(v, __ldg((const typename Vector<W>::type*)p));
+  return v;
+}
+
+// the codes of block j for a lane's W bytes of a unit
+template <int W> DEVICE Words<W * PARTS> codes_at(const u8* codes, int unit, int j, int lane) {
+  const u8* own = codes + (W == 16 ? unit * (NB * 512 * PARTS) : W == 8 ? CODES_8 : CODES_4);
+  Words<W * PARTS> v;
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    const Words<W> one = packed_at<W>(own + ((part * NB + j) * 32 + lane) * W);
+#pragma unroll
+    for (int i = 0; i < W / 4; i++) v.w[part * (W / 4) + i] = one.w[i];
+  }
   return v;
 }
 
@@ -134,7 +197,7 @@ DEVICE u32 word_at(const u8* p, const u8* end) {
   return v;
 }
 
-// W bytes of a row. What follows the last feature may be anything: its codes are 0.
+// W bytes of a row. What follows the last feature may be anything: its codes are 0, and `operand` clears floats.
 template <int W> DEVICE Words<W> row_at(const u8* p, const u8* end) {
   Words<W> v;
   if constexpr (ALIGN == 16 && IN_SHARED) {
@@ -160,7 +223,34 @@ template <int W> DEVICE Words<W> row_at(const u8* p, const u8* end) {
   return v;
 }
 
-typedef int Sums[TILES][NB][4];
+// a lane's W bytes of a unit as they are multiplied
+template <int W> DEVICE Words<W * EXPAND> operand(Words<W> row, const u8* codes, int unit, int t) {
+  if constexpr (MASKED) {  // what the MLP does not read may be NaN, which no code of 0 takes away
+    const int at = W == 16 ? unit * 64 : W == 8 ? UNITS * 64 : UNITS * 64 + HAS_8 * 32;
+    const Words<W> mask = packed_at<W>(codes + MASK_AT + at + t * W);
+#pragma unroll
+    for (int i = 0; i < W / 4; i++) row.w[i] &= mask.w[i];
+  }
+  Words<W * EXPAND> v;
+#pragma unroll
+  for (int i = 0; i < W / 4; i++) {
+    if constexpr (EXPAND == 2) {
+      // a byte b below the upper byte 0x64 is the float16 1024 + b
+      const u32 bytes = SIGNED_ROWS ? row.w[i] ^ 0x80808080u : row.w[i], less = SIGNED_ROWS ? 0x64806480u : 0x64006400u;
+      v.w[2 * i] = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4140), less);
+      v.w[2 * i + 1] = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4342), less);
+    } else {
+#if COMPUTE == 3
+      v.w[i] = tf32_of(__uint_as_float(row.w[i]));
+#else
+      v.w[i] = row.w[i];
+#endif
+    }
+  }
+  return v;
+}
+
+typedef Sum Sums[TILES][NB][4];
 
 DEVICE void clear(Sums& sums) {
 #pragma unroll
@@ -169,25 +259,35 @@ DEVICE void clear(Sums& sums) {
     for (int j = 0; j < NB; j++) sums[m][j][0] = sums[m][j][1] = sums[m][j][2] = sums[m][j][3] = 0;
 }
 
-template <int W> DEVICE void multiply(int (&c)[4], const Words<W>& a, const Words<W>& b, const Words<W>& w) {
-  if constexpr (W == 4) mma_16(c, a.w[0], b.w[0], w.w[0]);
+template <int W> DEVICE void multiply(Sum (&c)[4], const Words<W>& a, const Words<W>& b, const Words<W * TERMS>& w) {
 #pragma unroll
-  for (int i = 0; i < W / 8; i++) mma_32(c, a.w[2 * i], b.w[2 * i], a.w[2 * i + 1], b.w[2 * i + 1], w.w[2 * i], w.w[2 * i + 1]);
-}
-
-// one unit of features: sums += rows x codes. rows[2 m] and rows[2 m + 1] are rows g and g + 8 of tile m
-template <int W> DEVICE void multiply(Sums& sums, const Words<W> (&rows)[2 * TILES], const u8* codes, int lane) {
+  for (int term = 0; term < TERMS; term++) {
+    const u32* v = w.w + term * (W / 4);
+    if constexpr (W == 4) mma_16(c, a.w[0], b.w[0], v[0]);
 #pragma unroll
-  for (int j = 0; j < NB; j++) {
-    const Words<W> w = codes_at<W>(codes + (j * 32 + lane) * W);
-#pragma unroll
-    for (int m = 0; m < TILES; m++) multiply(sums[m][j], rows[2 * m], rows[2 * m + 1], w);
+    for (int i = 0; i < W / 8; i++) mma_32(c, a.w[2 * i], b.w[2 * i], a.w[2 * i + 1], b.w[2 * i + 1], v[2 * i], v[2 * i + 1]);
   }
 }
 
-// where lane t's 16 bytes of a unit begin
+// one unit of features: sums += rows x codes. rows[2 m] and rows[2 m + 1] are rows g and g + 8 of tile m
+template <int W> DEVICE void multiply(Sums& sums, const Words<W> (&rows)[2 * TILES], const u8* codes, int unit, int lane) {
+  Words<W * EXPAND> a[2 * TILES];
+#pragma unroll
+  for (int i = 0; i < 2 * TILES; i++) a[i] = operand(rows[i], codes, unit, lane & 3);
+#pragma unroll
+  for (int j = 0; j < NB; j++) {
+    const Words<W * PARTS> w = codes_at<W>(codes, unit, j, lane);
+#pragma unroll
+    for (int m = 0; m < TILES; m++) multiply(sums[m][j], a[2 * m], a[2 * m + 1], w);
+  }
+}
+
+// where lane t's 16 bytes of unit q of two begin, and of any unit
+DEVICE int pair_at(int q, int t) {
+  return ORDER == 0 ? q * 64 + t * 16 : ORDER == 1 ? q * 16 + t * 32 : q * 32 + t % 2 * 16 + t / 2 * 64;
+}
 DEVICE int unit_at(int unit, int t) {
-  return unit < 2 * WIDE ? unit / 2 * 128 + unit % 2 * 16 + t * 32 : unit * 64 + t * 16;
+  return unit < 2 * WIDE ? unit / 2 * 128 + pair_at(unit % 2, t) : unit * 64 + t * 16;
 }
 DEVICE int unit_8_at(int t) { return UNITS * 64 + t * 8; }
 DEVICE int unit_4_at(int t) { return UNITS * 64 + HAS_8 * 32 + t * 4; }
@@ -195,13 +295,13 @@ DEVICE int unit_4_at(int t) { return UNITS * 64 + HAS_8 * 32 + t * 4; }
 // ---- from sums to answers -------------------------------------------------------------------------------------------
 
 // first layer, before its activation: outputs 8 j + 2 t and the next one, of rows g (0, 1) and g + 8 (2, 3)
-DEVICE void first_layer(float (&v)[4], const int (&sums)[4], const u8* rest, int j, int t) {
+DEVICE void first_layer(float (&v)[4], const Sum (&sums)[4], const u8* rest, int j, int t) {
   const float4 s = *(const float4*)(rest + AFFINE_AT - SHARED_FROM + (j * 8 + 2 * t) * 8);
   // two roundings, as in the reference: no fused multiply-add
-  v[0] = __fadd_rn(__fmul_rn(__int2float_rn(sums[0]), s.x), s.y);
-  v[1] = __fadd_rn(__fmul_rn(__int2float_rn(sums[1]), s.z), s.w);
-  v[2] = __fadd_rn(__fmul_rn(__int2float_rn(sums[2]), s.x), s.y);
-  v[3] = __fadd_rn(__fmul_rn(__int2float_rn(sums[3]), s.z), s.w);
+  v[0] = __fadd_rn(__fmul_rn(real(sums[0]), s.x), s.y);
+  v[1] = __fadd_rn(__fmul_rn(real(sums[1]), s.z), s.w);
+  v[2] = __fadd_rn(__fmul_rn(real(sums[2]), s.x), s.y);
+  v[3] = __fadd_rn(__fmul_rn(real(sums[3]), s.z), s.w);
 }
 
 DEVICE float quad_max(float v) {
@@ -293,7 +393,23 @@ template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0,
   }
 }
 
-// Later layer L, from what is before it: the C fragments of one layer are, rounded to float16, the A fragments of the next.
+DEVICE constexpr int later_steps(int blocks) { return LATER_TF32 ? blocks : (blocks + 1) / 2; }
+
+// The C fragment of block j after its activation, as part of the next layer's A fragments: in float16 two blocks make
+// one. In tf32 lane t has columns t and t + 4 of A, and 2 t and 2 t + 1 of C: the weights are packed in that order.
+template <int A, int N> DEVICE void take(u32 (&h)[N][4], int j, const float (&v)[4]) {
+#if LATER_TF32
+  h[j][0] = tf32_of(activate<A>(v[0]));
+  h[j][1] = tf32_of(activate<A>(v[2]));
+  h[j][2] = tf32_of(activate<A>(v[1]));
+  h[j][3] = tf32_of(activate<A>(v[3]));
+#else
+  h[j / 2][j % 2 * 2] = halves<A>(v[0], v[1]);
+  h[j / 2][j % 2 * 2 + 1] = halves<A>(v[2], v[3]);
+#endif
+}
+
+// Later layer L, from what is before it: the C fragments of one layer are, rounded, the A fragments of the next.
 template <int L, int N> DEVICE void biases_of(float (&c)[N][4], const u8* rest, int t) {
 #pragma unroll
   for (int j = 0; j < N; j++) {
@@ -307,7 +423,7 @@ template <int L, int N, int KB> DEVICE void products(float (&c)[N][4], const u32
 #pragma unroll
   for (int k = 0; k < KB; k++)
 #pragma unroll
-    for (int j = 0; j < N; j++) mma_half(c[j], a[k], *(const uint2*)(rest + weights[L] - SHARED_FROM + ((k * N + j) * 32 + lane) * 8));
+    for (int j = 0; j < N; j++) mma_later(c[j], a[k], *(const uint2*)(rest + weights[L] - SHARED_FROM + ((k * N + j) * 32 + lane) * 8));
 }
 
 template <int L, int KB> DEVICE void later(const u32 (&a)[KB][4], const u8* rest, const Place& at, i64 row0, int lane);
@@ -322,13 +438,9 @@ template <int L, int N> DEVICE void onwards(float (&c)[N][4], const u8* rest, co
       for (int i = 0; i < 4; i++) c[j][i] = activate<A>(c[j][i]);
     answer(c, at, row0, lane);
   } else {
-    constexpr int NEXT = (N + 1) / 2;
-    u32 h[NEXT][4] = {};
+    u32 h[later_steps(N)][4] = {};
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-      h[j / 2][j % 2 * 2] = halves<A>(c[j][0], c[j][1]);
-      h[j / 2][j % 2 * 2 + 1] = halves<A>(c[j][2], c[j][3]);
-    }
+    for (int j = 0; j < N; j++) take<A>(h, j, c[j]);
     later<L + 1>(h, rest, at, row0, lane);
   }
 }
@@ -341,18 +453,17 @@ template <int L, int KB> DEVICE void later(const u32 (&a)[KB][4], const u8* rest
 }
 
 // the first layer's outputs as A fragments of the next; those that `h` has too many stay as they are
-template <int KB> DEVICE void hidden_of(u32 (&h)[KB][4], const int (&sums)[NB][4], const u8* rest, int t) {
+template <int KB> DEVICE void hidden_of(u32 (&h)[KB][4], const Sum (&sums)[NB][4], const u8* rest, int t) {
   constexpr int A = activations[0];
 #pragma unroll
   for (int j = 0; j < NB; j++) {
     float v[4];
     first_layer(v, sums[j], rest, j, t);
-    h[j / 2][j % 2 * 2] = halves<A>(v[0], v[1]);
-    h[j / 2][j % 2 * 2 + 1] = halves<A>(v[2], v[3]);
+    take<A>(h, j, v);
   }
 }
 
-DEVICE void finish(const int (&sums)[NB][4], const u8* rest, const Place& at, i64 row0, int lane) {
+DEVICE void finish(const Sum (&sums)[NB][4], const u8* rest, const Place& at, i64 row0, int lane) {
   if constexpr (LATER == 0) {
     float c[NB][4];
 #pragma unroll
@@ -363,7 +474,7 @@ DEVICE void finish(const int (&sums)[NB][4], const u8* rest, const Place& at, i6
     }
     answer(c, at, row0, lane);
   } else {
-    u32 h[(NB + 1) / 2][4] = {};
+    u32 h[later_steps(NB)][4] = {};
     hidden_of(h, sums, rest, lane & 3);
     later<0>(h, rest, at, row0, lane);
   }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gigamlp.errors import Unsupported
-from gigamlp.kernels.cuda.pack import Layout, layout_of
+from gigamlp.kernels.cuda.pack import Layout, later_inputs, layout_of
 from gigamlp.kernels.cuda.shape import MOST, Network
 
-__all__ = ["PATHS", "Config", "configs", "layout", "shared_bytes", "slice_of"]
+__all__ = ["PATHS", "Config", "configs", "layout", "order", "shared_bytes", "slice_of"]
 
 PATHS = ("direct", "ring", "window", "split", "wgmma")
 _REGISTERS = 65_536  # of a multiprocessor
@@ -53,7 +53,7 @@ class Config:
 
     @property
     def wide(self) -> bool:
-        """Whether rows are multiplied from shared memory: the order of features that `pack` is to use."""
+        """Whether rows are multiplied from shared memory."""
         return self.path in ("ring", "window")
 
     @property
@@ -102,13 +102,20 @@ def configs(
             f"the GPU has compute capability {capability[0]}.{capability[1]}; "
             "the integer tensor cores that the fused kernel needs come with 7.5 (Turing)"
         )
+    major, minor = capability
+    if major < 8 and ("tf32" in (network.compute, network.later_compute) or "bfloat16" in network.compute):
+        raise Unsupported(
+            f"bfloat16 and tf32 come with compute capability 8.0 (Ampere), the GPU has {major}.{minor}; "
+            "rows of float16 it can take"
+        )
     most = 100 if full else 3
-    wgmma = _wgmma(network, shared, rows) if capability == (9, 0) and network.hidden >= _WIDE else []
+    hopper = capability == (9, 0) and network.compute == "int8"
+    wgmma = _wgmma(network, shared, rows) if hopper and network.hidden >= _WIDE else []
     if network.hidden > MOST:
-        if capability != (9, 0):
+        if not hopper:
             raise Unsupported(
-                f"layer 0 has {network.hidden:,} outputs; on a GPU of compute capability "
-                f"{capability[0]}.{capability[1]} the fused kernel takes up to {MOST} (more on 9.0, Hopper)"
+                f"layer 0 has {network.hidden:,} outputs; on a GPU of compute capability {major}.{minor}, computing in "
+                f"{network.compute}, the fused kernel takes up to {MOST} (more on 9.0, Hopper, in int8)"
             )
         few = [each for n, each in enumerate(wgmma) if sum(e.outputs == each.outputs for e in wgmma[:n]) < 2]
         return tuple(wgmma if full else few[: 2 * most])
@@ -117,13 +124,19 @@ def configs(
         for path in ("window", "ring"):
             rings += _ring(network, path, shared)
         # whole rows cost whole rows' bandwidth, but one copy a tile instead of one a row
-        if network.reads > 0.9 * network.features and network.features // 16 % 2:
+        if network.reads > 0.9 * network.features and network.features // 16 % 8:
             rings.sort(key=lambda each: each.path != "ring")
+        if network.item > 1 or network.expand > 1:
+            # float codes are large: rings that leave them in L2 read more codes than rows
+            first = rings[0].path if rings else ""
+            rings.sort(key=lambda each: (each.weights != "shared", each.path != first, -each.warps))
     if rows <= _SMALL:
         few = [*split[: most + 1], *wgmma[:1], *rings[: most - 1], *direct[:1]]
         found = few if not full else [*split, *rings, *direct, *wgmma]
     else:
         found = [*wgmma[:most], *rings[:most], *direct[: most if not rings else 2], *(split[:1] if full else [])]
+        if rings and rings[0].weights != "shared" and (network.item > 1 or network.expand > 1):
+            found.sort(key=lambda each: each.weights != "shared")
     return tuple(dict.fromkeys(found))
 
 
@@ -149,11 +162,19 @@ def shared_bytes(network: Network, config: Config) -> int:
         return weights + groups * (config.cluster(network) - 1) * part + 8 * barriers
     tile = network.blocks * 512
     if config.path == "split":
-        hidden = -(-network.hidden // 16) * 512 if network.later else 0
+        hidden = -(-network.hidden // later_inputs(network)) * 512 if network.later else 0
         return weights + config.tiles * (config.warps * tile + hidden)
     if config.path == "direct":
         return weights
     return weights + config.warps * config.stages * (slot_bytes(network, config) + 8)
+
+
+def order(network: Network, config: Config) -> int:
+    """Return the order in which `config` reads features: the one without bank conflicts. See `pack.units`."""
+    if not config.wide:
+        return 0
+    pitch = network.features // 16 if config.path == "ring" and network.align == 16 else 1
+    return 1 if pitch % 2 or pitch % 8 == 0 else 2 if pitch % 4 else 0
 
 
 def slot_bytes(network: Network, config: Config) -> int:
@@ -172,9 +193,10 @@ def registers(network: Network, config: Config) -> int:
     chain = (network.blocks + widest) * 4 if network.later else 0
     if config.path == "split":
         own = max(1, -(-(network.padded // 64) // config.warps))
-        group = max(1, min(own, 20 // network.blocks))  # as in split.cu
+        codes = network.blocks * network.parts
+        group = max(1, min(own, 20 // codes))  # as in split.cu
         plain = network.output == "class" and set(network.activations) <= {"relu", "identity"}
-        need = max(sums + group * (config.tiles * 8 + network.blocks * 4), chain + 16) + (30 if plain else 56)
+        need = max(sums + group * (config.tiles * 8 + codes * 4), chain + 16) + (30 if plain else 56)
     elif config.path == "wgmma":
         kept = -(-(network.later or (0,))[0] // 8) if config.cluster(network) > 1 else 0
         sums = widest + (kept if kept <= _MOST_SENT else 0)
@@ -182,7 +204,8 @@ def registers(network: Network, config: Config) -> int:
         return config.outputs // 2 + 4 * sums + ahead + 44
     else:
         ahead = (config.stages if config.path == "direct" else 1) * config.tiles * 8
-        need = sums + max(ahead, chain) + 56
+        widened = config.tiles * 16 if network.expand > 1 else 0
+        need = sums + max(ahead + widened, chain) + 56
     return min(255, -(-need // 8) * 8)
 
 
@@ -201,7 +224,8 @@ def _split(network: Network, shared: int, rows: int) -> list[Config]:
         for weights in ("later", "global"):
             config = Config("split", tiles, warps, 1, weights)
             if shared_bytes(network, config) <= shared:
-                found.append(config)
+                if warps * 32 * registers(network, config) <= _REGISTERS:
+                    found.append(config)
                 break
     return list(dict.fromkeys(found))
 
@@ -231,12 +255,19 @@ def _wgmma(network: Network, shared: int, rows: int) -> list[Config]:
 def _direct(network: Network, shared: int) -> list[Config]:
     found = []
     for tiles in (2, 1):
-        for warps, stages in ((8, 4), (8, 3), (4, 4), (4, 2)):
+        # float codes leave room for one block or two, which then needs many bytes on their way
+        forms = (
+            ((16, 4), (12, 4), (8, 8), (8, 4), (8, 2), (4, 4)) if network.item > 1 else ((8, 4), (8, 3), (4, 4), (4, 2))
+        )
+        for warps, stages in forms:
             for weights in ("shared", "later", "global"):
                 config = Config("direct", tiles, warps, stages, weights)
                 if shared_bytes(network, config) <= shared:
                     break
-            if registers(network, config) <= (200 if tiles > 1 else 255):
+            most = min(200 if tiles > 1 else 255, _REGISTERS // 32 // warps)
+            # 16 blocks and more than 2 stages: 88 bytes
+            spills = network.item > 1 and stages > 2 and (network.blocks + stages) * tiles > 18
+            if registers(network, config) <= most and not spills:
                 found.append(config)
     return sorted(found, key=lambda each: (-each.warps, -each.stages, -each.tiles))
 
@@ -255,7 +286,8 @@ def _ring(network: Network, path: str, shared: int) -> list[Config]:
             room = (shared - weights_bytes) // (slot_bytes(network, one) + 8)
             most = min(_MOST_WARPS, _REGISTERS // 32 // registers(network, one))
             warps = min(most, room // stages)
-            if warps >= 4:  # fewer leave the tensor cores idle while they wait
+            # fewer leave the tensor cores idle while they wait; float rows take longer to come
+            if warps >= (4 if network.item == 1 else 3):
                 deep = min(_MOST_STAGES, room // warps) if warps == most else stages
                 found.append(Config(path, tiles, warps, max(stages, deep), weights))
                 break

@@ -63,14 +63,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
       for (int q = 0; q < 2; q++) {
         Words<16> a[2 * TILES];
 #pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) a[i] = row_at<16>(row + 8 * i * PITCH + c * 128 + t * 32 + q * 16, nullptr);
-        multiply(sums, a, codes + (2 * c + q) * FRAGMENTS, lane);
+        for (int i = 0; i < 2 * TILES; i++) a[i] = row_at<16>(row + 8 * i * PITCH + c * 128 + pair_at(q, t), nullptr);
+        multiply(sums, a, codes, 2 * c + q, lane);
       }
     if constexpr (UNITS > 2 * WIDE) {
       Words<16> a[2 * TILES];
 #pragma unroll
       for (int i = 0; i < 2 * TILES; i++) a[i] = row_at<16>(row + 8 * i * PITCH + unit_at(2 * WIDE, t), nullptr);
-      multiply(sums, a, codes + 2 * WIDE * FRAGMENTS, lane);
+      multiply(sums, a, codes, 2 * WIDE, lane);
     }
     Words<8> a8[2 * TILES];
     Words<4> a4[2 * TILES];
@@ -81,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
     }
     __syncwarp();  // all lanes have read: the slot is free
     if (step + STAGES * hop < steps) fill(job, step + STAGES * hop, slot, barrier, lane);
-    if (HAS_8) multiply(sums, a8, codes + CODES_8, lane);
-    if (HAS_4) multiply(sums, a4, codes + CODES_4, lane);
+    if (HAS_8) multiply(sums, a8, codes, 0, lane);
+    if (HAS_4) multiply(sums, a4, codes, 0, lane);
     const Place at = find(job, step);
 #pragma unroll
     for (int m = 0; m < TILES; m++) finish(sums[m], rest, at, at.first + 16 * m, lane);

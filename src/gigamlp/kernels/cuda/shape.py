@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.integer import Integer
+from gigamlp.rounded import Rounded
 
-__all__ = ["MOST", "MOST_FIRST", "Network", "network_of"]
+__all__ = ["MOST", "MOST_FIRST", "Form", "Network", "network_of"]
+
+Form = Integer | Rounded
 
 MOST = 128  # outputs of a layer: a warp keeps a layer's sums in registers
 MOST_FIRST = 1024  # outputs of the first layer, where the blocks of a cluster share them (path ``wgmma``)
 _MOST_LATER = 4
+_ITEM = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 _DTYPES = {
     "class": ("uint8", "int32"),
     "margin": ("uint8", "int32"),
@@ -50,7 +54,13 @@ class Network:
     signed : bool
         Whether rows are int8.
     columns : tuple of (start, stop)
-        The MLP's columns in a row.
+        The MLP's columns in a row, in features.
+    item : {1, 2, 4}
+        Bytes of a feature.
+    compute : {"int8", "float16", "float16x2", "bfloat16", "bfloat16x2", "tf32"}
+        What the first layer is multiplied in; with "x2" each weight is a sum of two.
+    later_compute : {"float16", "tf32"}
+        What the later layers' operands are.
     """
 
     features: int
@@ -64,6 +74,30 @@ class Network:
     dtype: str
     signed: bool
     columns: tuple[tuple[int, int], ...]
+    item: int = 1
+    compute: str = "int8"
+    later_compute: str = "float16"
+
+    @property
+    def expand(self) -> int:
+        """Bytes of a multiplied row for each byte in memory: 2 where bytes become float16 in registers."""
+        return 2 if self.item == 1 and self.compute != "int8" else 1
+
+    @property
+    def terms(self) -> int:
+        """Numbers that a first-layer weight is the sum of."""
+        return 2 if self.compute.endswith("x2") else 1
+
+    @property
+    def parts(self) -> int:
+        """Bytes of first-layer weights of an output for each byte of a row."""
+        return self.expand * self.terms
+
+    @property
+    def masked(self) -> bool:
+        """Whether float features that are not read have to be cleared: a NaN there times a weight of 0 is NaN."""
+        read = sum(stop - start for start, stop in self.columns) * self.item
+        return self.item > 1 and read != self.padded
 
     @property
     def align(self) -> int:
@@ -96,12 +130,12 @@ class Network:
         return (((width,), self.dtype),)
 
 
-def network_of(integer: Integer, output: str = "class", dtype: str | None = None) -> Network:
+def network_of(integer: Form, output: str = "class", dtype: str | None = None) -> Network:
     """Return what the kernel is specialised to for `integer`.
 
     Parameters
     ----------
-    integer : Integer
+    integer : Integer or Rounded
     output : {"class", "margin", "logits", "proba"}
     dtype : str, optional
         uint8 or int32 for class ids (``class``, ``margin``), float32 or float16 for ``logits``, float32 for ``proba``;
@@ -131,7 +165,7 @@ def network_of(integer: Integer, output: str = "class", dtype: str | None = None
     mlp = integer.mlp
     if output not in _HEADS[mlp.head]:
         raise Unsupported(f"head {mlp.head!r} gives {' or '.join(_HEADS[mlp.head])}, not {output!r}")
-    widths = (len(integer.codes), *(len(layer.weight) for layer in integer.layers))
+    widths = tuple(len(layer.weight) for layer in mlp.layers)
     for index, width in enumerate(widths):
         most = MOST if index or len(widths) == 1 else MOST_FIRST
         if width > most:
@@ -139,12 +173,13 @@ def network_of(integer: Integer, output: str = "class", dtype: str | None = None
     if len(widths) - 1 > _MOST_LATER:
         raise Unsupported(f"there are {len(widths) - 1} hidden layers; the fused kernel takes up to {_MOST_LATER}")
     columns = mlp.columns or ((0, mlp.features),)
-    step = _align(mlp.features)
-    offset = columns[0][0] // step * step
+    item = _ITEM[integer.input_dtype]
+    step = _align(mlp.features * item)
+    offset = columns[0][0] * item // step * step
     return Network(
-        features=mlp.features,
+        features=mlp.features * item,
         offset=offset,
-        reads=-(-columns[-1][1] // step) * step - offset,
+        reads=-(-columns[-1][1] * item // step) * step - offset,
         hidden=widths[0],
         later=widths[1:],
         activations=(integer.activation, *(layer.activation for layer in integer.layers)),
@@ -153,6 +188,9 @@ def network_of(integer: Integer, output: str = "class", dtype: str | None = None
         dtype=dtype,
         signed=integer.input_dtype == "int8",
         columns=columns,
+        item=item,
+        compute=integer.compute if isinstance(integer, Rounded) else "int8",
+        later_compute=integer.later if isinstance(integer, Rounded) else "float16",
     )
 
 

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from gigamlp.integer import Integer
 from gigamlp.kernels.cuda.pack import pack, pack_slices
-from gigamlp.kernels.cuda.paths import PATHS, Config, layout, registers, shared_bytes, slice_of
-from gigamlp.kernels.cuda.shape import Network
+from gigamlp.kernels.cuda.paths import PATHS, Config, layout, order, registers, shared_bytes, slice_of
+from gigamlp.kernels.cuda.shape import Form, Network
 
 __all__ = ["NAME", "Generated", "generate"]
 
 NAME = "gigamlp_fused"
 _REGISTERS = 65_536
+_COMPUTES = ("int8", "float16", "bfloat16", "tf32")
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,12 @@ class Generated:
         """Shape (without the batch) and dtype of each output."""
         return self.network.outputs
 
-    def pack(self, integer: Integer) -> NDArray[np.uint8]:
-        """Return the packed weights of `integer`, whose `Network` this was generated for: uint8 [packed_bytes]."""
+    def pack(self, form: Form) -> NDArray[np.uint8]:
+        """Return the packed weights of `form`, whose `Network` this was generated for: uint8 [packed_bytes]."""
         if self.config.outputs:
-            return pack_slices(integer, self.network, self.config.outputs)
-        return pack(integer, self.network, self.config.wide)
+            assert isinstance(form, Integer)
+            return pack_slices(form, self.network, self.config.outputs)
+        return pack(form, self.network, order(self.network, self.config))
 
     def stride_fits(self, row_stride: int) -> bool:
         """Return whether rows may lie `row_stride` bytes apart."""
@@ -114,13 +116,20 @@ def generate(network: Network, config: Config) -> Generated:
         "HEAD": network.head.upper(),
         "OUTPUT": network.output.upper(),
         "SIGNED_ROWS": int(network.signed),
+        "COMPUTE": _COMPUTES.index(network.compute.removesuffix("x2")),
+        "EXPAND": network.expand,
+        "TERMS": network.terms,
+        "MASKED": int(network.masked),
+        "LATER_TF32": int(network.later_compute == "tf32"),
         "ID": "int" if network.dtype == "int32" else "u8",
         "VALUE_BITS": 16 if network.dtype == "float16" else 32,
+        "MASK_AT": at.mask,
         "AFFINE_AT": at.affine,
         "BIAS_AT": _list(at.biases),
         "WEIGHT_AT": _list(at.weights),
         "PACKED_BYTES": at.total,
         "PATH": PATHS.index(config.path),
+        "ORDER": order(network, config),
         "ALIGN": network.align,
         "TILES": config.tiles,
         "WARPS": config.warps,

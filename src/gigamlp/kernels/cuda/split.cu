@@ -4,9 +4,10 @@
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(PARAMETERS) {
   extern __shared__ __align__(128) u8 shared[];
   constexpr int OWN = UNITS ? (UNITS + WARPS - 1) / WARPS : 1;  // units of a warp: warp, warp + WARPS, …
-  constexpr int GROUP = NB * OWN <= 20 ? OWN : NB >= 20 ? 1 : 20 / NB;  // so many at once, 80 registers for codes
+  constexpr int GROUP = NB * PARTS * OWN <= 20 ? OWN : NB * PARTS >= 20 ? 1 : 20 / (NB * PARTS);  // so many at once, 80 registers for codes
   constexpr int SHARE = (NB + WARPS - 1) / WARPS;               // of the small units each warp multiplies a few blocks
-  constexpr int KB = (NB + 1) / 2;                              // pairs of blocks, the A fragments of the next layer
+  constexpr int KB = later_steps(NB);                           // A fragments of the next layer
+  constexpr int EACH = LATER_TF32 ? 1 : 2;                      // blocks of an A fragment
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
   const Place at = find(job, blockIdx.x);
@@ -16,9 +17,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
 #pragma unroll
   for (int i = 0; i < 2 * TILES; i++) p[i] = at.x + min(at.first + g + 8 * i, at.rows - 1) * stride + K_OFFSET;
 
-  Words<16> a[GROUP][2 * TILES], w[GROUP][NB];
-  Words<8> a8[2 * TILES], w8[SHARE];
-  Words<4> a4[2 * TILES], w4[SHARE];
+  Words<16> a[GROUP][2 * TILES];
+  Words<16 * PARTS> w[GROUP][NB];
+  Words<8> a8[2 * TILES];
+  Words<8 * PARTS> w8[SHARE];
+  Words<4> a4[2 * TILES];
+  Words<4 * PARTS> w4[SHARE];
   Sums sums;
   clear(sums);
 #pragma unroll(OWN <= 16 ? 16 : 1)
@@ -30,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
 #pragma unroll
         for (int i = 0; i < 2 * TILES; i++) a[s][i] = row_at<16>(p[i] + unit_at(u, t), end);
 #pragma unroll
-        for (int j = 0; j < NB; j++) w[s][j] = codes_at<16>(packed + u * FRAGMENTS + (j * 32 + lane) * 16);
+        for (int j = 0; j < NB; j++) w[s][j] = codes_at<16>(packed, u, j, lane);
       }
     }
     if (first == 0) {
@@ -42,68 +46,77 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
 #pragma unroll
       for (int s = 0; s < SHARE; s++) {
         const int j = s * WARPS + warp;
-        if (HAS_8 && j < NB) w8[s] = codes_at<8>(packed + CODES_8 + (j * 32 + lane) * 8);
-        if (HAS_4 && j < NB) w4[s] = codes_at<4>(packed + CODES_4 + (j * 32 + lane) * 4);
+        if (HAS_8 && j < NB) w8[s] = codes_at<8>(packed, 0, j, lane);
+        if (HAS_4 && j < NB) w4[s] = codes_at<4>(packed, 0, j, lane);
       }
       copy_weights(shared, packed);
     }
 #pragma unroll
     for (int s = 0; s < GROUP; s++)
-      if (first + s < OWN && (first + s) * WARPS + warp < UNITS)
+      if (const int u = (first + s) * WARPS + warp; first + s < OWN && u < UNITS)
 #pragma unroll
-        for (int j = 0; j < NB; j++)
+        for (int m = 0; m < TILES; m++) {
+          const auto low = operand(a[s][2 * m], packed, u, t), high = operand(a[s][2 * m + 1], packed, u, t);
 #pragma unroll
-          for (int m = 0; m < TILES; m++) multiply(sums[m][j], a[s][2 * m], a[s][2 * m + 1], w[s][j]);
+          for (int j = 0; j < NB; j++) multiply(sums[m][j], low, high, w[s][j]);
+        }
   }
 #pragma unroll
-  for (int j = 0; j < NB; j++)
-    if ((HAS_8 || HAS_4) && j % WARPS == warp)
+  for (int m = 0; m < TILES; m++) {
+    if constexpr (HAS_8) {
+      const auto low = operand(a8[2 * m], packed, 0, t), high = operand(a8[2 * m + 1], packed, 0, t);
 #pragma unroll
-      for (int m = 0; m < TILES; m++) {
-        if (HAS_8) multiply(sums[m][j], a8[2 * m], a8[2 * m + 1], w8[j / WARPS]);
-        if (HAS_4) multiply(sums[m][j], a4[2 * m], a4[2 * m + 1], w4[j / WARPS]);
-      }
+      for (int j = 0; j < NB; j++) if (j % WARPS == warp) multiply(sums[m][j], low, high, w8[j / WARPS]);
+    }
+    if constexpr (HAS_4) {
+      const auto low = operand(a4[2 * m], packed, 0, t), high = operand(a4[2 * m + 1], packed, 0, t);
+#pragma unroll
+      for (int j = 0; j < NB; j++) if (j % WARPS == warp) multiply(sums[m][j], low, high, w4[j / WARPS]);
+    }
+  }
 
   // all warps add up the sums and apply the first layer, each to a share of them
   const u8* rest = SHARED_FROM < PACKED_BYTES ? shared : packed + SHARED_FROM;
-  int4* partial = (int4*)(shared + PACKED_BYTES - SHARED_FROM);  // [warp][tile][block][lane]
-  uint2* hidden = (uint2*)(partial + WARPS * TILES * NB * 32);   // [tile][pair of blocks][lane][block of the pair]
+  FourSums* partial = (FourSums*)(shared + PACKED_BYTES - SHARED_FROM);  // [warp][tile][block][lane]
+  u32* hidden = (u32*)(partial + WARPS * TILES * NB * 32);       // [tile][A fragment][lane][block of it][word]
 #pragma unroll
   for (int m = 0; m < TILES; m++)
 #pragma unroll
     for (int j = 0; j < NB; j++)
-      partial[((warp * TILES + m) * NB + j) * 32 + lane] = make_int4(sums[m][j][0], sums[m][j][1], sums[m][j][2], sums[m][j][3]);
+      partial[((warp * TILES + m) * NB + j) * 32 + lane] = FourSums{sums[m][j][0], sums[m][j][1], sums[m][j][2], sums[m][j][3]};
   __syncthreads();
-  for (int i = warp; i < TILES * 2 * KB; i += WARPS) {
-    const int m = i / (2 * KB), j = i % (2 * KB), from = (m * NB + j) * 32 + lane;
-    int s[4] = {};
+  for (int i = warp; i < TILES * EACH * KB; i += WARPS) {
+    const int m = i / (EACH * KB), j = i % (EACH * KB), from = (m * NB + j) * 32 + lane;
+    Sum s[4] = {};
     if (j < NB)
 #pragma unroll
       for (int k = 0; k < WARPS; k++) {
-        const int4 v = partial[k * TILES * NB * 32 + from];
+        const FourSums v = partial[k * TILES * NB * 32 + from];
         s[0] += v.x; s[1] += v.y; s[2] += v.z; s[3] += v.w;
       }
     if constexpr (LATER == 0) {
-      if (j < NB) partial[from] = make_int4(s[0], s[1], s[2], s[3]);
+      if (j < NB) partial[from] = FourSums{s[0], s[1], s[2], s[3]};
     } else {
       constexpr int A = activations[0];
-      uint2 h = make_uint2(0, 0);
+      u32 h[1][4] = {};
       if (j < NB) {
         float v[4];
         first_layer(v, s, rest, j, t);
-        h = make_uint2(halves<A>(v[0], v[1]), halves<A>(v[2], v[3]));
+        take<A>(h, 0, v);
       }
-      hidden[((m * KB + j / 2) * 32 + lane) * 2 + j % 2] = h;
+      u32* to = hidden + ((m * KB + j / EACH) * 32 + lane) * 4;
+      if constexpr (LATER_TF32) *(uint4*)to = uint4{h[0][0], h[0][1], h[0][2], h[0][3]};
+      else *(uint2*)(to + j % 2 * 2) = make_uint2(h[0][0], h[0][1]);
     }
   }
   __syncthreads();
   // what is left has no parts that many warps could do: one warp a tile
   for (int m = warp; m < TILES; m += WARPS) {
     if constexpr (LATER == 0) {
-      int s[NB][4];
+      Sum s[NB][4];
 #pragma unroll
       for (int j = 0; j < NB; j++) {
-        const int4 v = partial[(m * NB + j) * 32 + lane];
+        const FourSums v = partial[(m * NB + j) * 32 + lane];
         s[j][0] = v.x; s[j][1] = v.y; s[j][2] = v.z; s[j][3] = v.w;
       }
       finish(s, rest, at, at.first + 16 * m, lane);
