@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import re
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from gigamlp.errors import Unsupported
+from gigamlp.kernels.cuda.nvidia import core, nvidia
 
 __all__ = [
     "MINIMUM_CAPABILITY",
@@ -114,7 +114,7 @@ def nvrtc_version() -> tuple[int, int]:
         If there is none, or it does not load.
     """
     try:
-        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        nvrtc = nvidia("cuda.bindings.nvrtc")
         status, major, minor = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError, OSError) as error:  # cuda-pathfinder's "not found" is a RuntimeError
         raise Unsupported(f"the CUDA run-time compiler NVRTC cannot be loaded ({_first_line(error)})") from error
@@ -124,7 +124,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def _supported() -> tuple[int, ...]:
-    nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+    nvrtc = nvidia("cuda.bindings.nvrtc")
     status, found = nvrtc.nvrtcGetSupportedArchs()
     if int(status):
         raise Unsupported(f"NVRTC does not say which architectures it knows ({status!r})")
@@ -189,10 +189,10 @@ def compile_cubin(source: str, arch: str, name: str = "gigamlp.cu") -> Cubin:
     problem = toolchain_problem()
     if problem is not None:
         raise Unsupported(problem)
-    core = _core()
+    cuda = core()
     log = io.StringIO()
     try:
-        program = core.Program(source, "c++", _program_options(core, arch, name))
+        program = cuda.Program(source, "c++", _program_options(cuda, arch, name))
         code = program.compile("cubin", logs=log).code
     except Exception as error:  # cuda-core raises a class per release; all mean that there is no code
         detail = " / ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -200,14 +200,8 @@ def compile_cubin(source: str, arch: str, name: str = "gigamlp.cu") -> Cubin:
     return Cubin(bytes(code), arch, log.getvalue().replace("\0", "").strip())
 
 
-def _program_options(core: Any, arch: str, name: str) -> Any:
-    return core.ProgramOptions(name=name, arch=arch, std="c++17", ptxas_options=["-v"])
-
-
-def _core() -> Any:
-    """Return the package with `Program`: cuda.core, or cuda.core.experimental before cuda-core 0.5 or so."""
-    core = importlib.import_module("cuda.core")
-    return core if hasattr(core, "Program") else importlib.import_module("cuda.core.experimental")
+def _program_options(cuda: Any, arch: str, name: str) -> Any:
+    return cuda.ProgramOptions(name=name, arch=arch, std="c++17", ptxas_options=["-v"])
 
 
 def parse_resources(log: str, kernel: str) -> Resources:

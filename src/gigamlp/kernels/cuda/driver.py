@@ -6,20 +6,20 @@ streams are shared with them. That context is kept for the life of the process, 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from gigamlp.errors import DeviceError
+from gigamlp.kernels.cuda.nvidia import nvidia
 
 __all__ = ["Gpu", "api", "check", "driver_cuda", "on", "open_gpu", "synchronize", "wait_for", "words"]
 
 
 def api() -> Any:
     """Return the driver's calls (cuda.bindings.driver)."""
-    return importlib.import_module("cuda.bindings.driver")
+    return nvidia("cuda.bindings.driver")
 
 
 def check(result: Any, what: str) -> Any:
