@@ -14,6 +14,7 @@ import numpy as np
 from gigamlp.errors import InvalidInput
 from gigamlp.kernels.cuda.arrays import View, view_of
 from gigamlp.kernels.cuda.driver import Buffer, Gpu, Graph, Kernel, Launch, copy_rows, synchronize, wait_for
+from gigamlp.kernels.cuda.quick import QuickLaunch
 from gigamlp.spec import Spec, Variant
 
 __all__ = ["CudaFusedRunner", "ManyBatches", "Program", "allocate", "open_torch", "plain"]
@@ -41,6 +42,8 @@ class Program:
         (bytes from row to row) -> whether the kernel reads such rows.
     outputs : tuple of (shape without the batch, dtype)
         The kernel's one or two outputs.
+    overlap : bool
+        Whether a launch may begin before the one before it in the stream has ended.
     """
 
     gpu: Gpu
@@ -52,11 +55,24 @@ class Program:
     alignment: int
     stride_fits: Callable[[int], bool]
     outputs: tuple[tuple[tuple[int, ...], str], ...]
+    overlap: bool = False
 
-    def launch(self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1) -> Launch:
+    def launch(
+        self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1
+    ) -> Launch | QuickLaunch:
         """Return the launch for `rows` rows, `x` = (address, stride), with the answers at the addresses `outs`."""
+        arguments = self.arguments(rows, x, outs, table, batches)
+        grid = self.grid(rows, batches)
+        if self.overlap:
+            return QuickLaunch(self.kernel, grid, self.block, arguments, overlap=True)
+        return Launch(self.kernel, grid, self.block, arguments)
+
+    def arguments(
+        self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1
+    ) -> tuple[Any, ...]:
+        """Return the kernel's arguments for that, as ctypes values."""
         first, second = (*outs, 0)[:2]
-        arguments = (
+        return (
             ctypes.c_void_p(x[0]),
             ctypes.c_longlong(x[1]),
             ctypes.c_void_p(self.weights.pointer),
@@ -66,7 +82,6 @@ class Program:
             ctypes.c_void_p(table),
             ctypes.c_int(batches),
         )
-        return Launch(self.kernel, self.grid(rows, batches), self.block, arguments)
 
 
 def open_torch() -> Any:

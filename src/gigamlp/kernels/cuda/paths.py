@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gigamlp.errors import Unsupported
 from gigamlp.kernels.cuda.pack import layout_of
@@ -36,6 +36,9 @@ class Config:
         Slots of a ring; for ``direct`` the units of 64 bytes of a row that are read ahead.
     weights : {"shared", "later", "global"}
         Which weights a block copies to its shared memory: all, all but the first layer's codes, none.
+    overlap : bool
+        Whether a launch may begin while the launch before it in the stream still runs (programmatic dependent launch,
+        9.0 and later). It fetches weights meanwhile, and waits before it reads rows or writes answers.
     """
 
     path: str
@@ -43,6 +46,7 @@ class Config:
     warps: int
     stages: int
     weights: str = "shared"
+    overlap: bool = False
 
     @property
     def wide(self) -> bool:
@@ -53,7 +57,7 @@ class Config:
     def label(self) -> str:
         """The configuration in one word."""
         kept = "" if self.weights == "shared" or self.path == "split" else f"-{self.weights}"
-        return f"{self.path}-t{self.tiles}w{self.warps}s{self.stages}{kept}"
+        return f"{self.path}-t{self.tiles}w{self.warps}s{self.stages}{kept}{'-overlap' if self.overlap else ''}"
 
 
 def configs(
@@ -81,7 +85,7 @@ def configs(
     --------
     >>> network = Network(784, 0, 784, 40, (10,), ("relu", "identity"), "softmax", "class", "uint8", False, ((0, 784),))
     >>> [each.label for each in configs(network, (9, 0), 232_448, 1 << 21)]
-    ['ring-t1w7s2', 'ring-t2w7s1', 'ring-t1w15s1', 'direct-t2w8s4', 'direct-t1w8s4']
+    ['ring-t1w7s2', 'ring-t2w7s1', 'ring-t1w15s1', 'direct-t2w8s4', 'direct-t1w8s4', 'ring-t1w7s2-overlap']
     >>> [each.label for each in configs(network, (7, 5), 65_536, 1024)][:2]
     ['split-t1w12s1', 'split-t1w6s1']
     """
@@ -102,6 +106,9 @@ def configs(
         found = [*split[: most + 1], *rings[: most - 1], *direct[:1]] if not full else [*split, *rings, *direct]
     else:
         found = [*rings[:most], *direct[: most if not rings else 2], *(split[:1] if full else [])]
+    if capability >= (9, 0):  # the most promising ones again, as launches that overlap
+        first = [next((c for c in found if c.path == path), None) for path in ("split", "window", "ring", "direct")]
+        found += [replace(c, overlap=True) for c in (first if full else found[:1]) if c is not None]
     return tuple(dict.fromkeys(found))
 
 

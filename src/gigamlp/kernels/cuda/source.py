@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
+from gigamlp.errors import InvalidInput
 from gigamlp.kernels.cuda.pack import layout_of
 from gigamlp.kernels.cuda.paths import PATHS, Config, registers, shared_bytes
 from gigamlp.kernels.cuda.shape import Network
@@ -26,12 +27,15 @@ class Generated:
         Of the kernel in it.
     network : Network
     config : Config
+    packets : bool
+        Whether the answers are packets for the host. The kernel then takes one argument more.
     """
 
     source: str
     name: str
     network: Network
     config: Config
+    packets: bool = False
 
     @property
     def block(self) -> int:
@@ -55,7 +59,9 @@ class Generated:
 
     @property
     def outputs(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """Shape (without the batch) and dtype of each output."""
+        """Shape (without the batch) and dtype of each output; a packet is two uint32, value bits and serial number."""
+        if self.packets:
+            return tuple(((*shape, 2), "uint32") for shape, _ in self.network.outputs)
         return self.network.outputs
 
     def stride_fits(self, row_stride: int) -> bool:
@@ -72,8 +78,13 @@ class Generated:
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
-def generate(network: Network, config: Config) -> Generated:
-    """Return the source for `network` on the path `config`.
+def generate(network: Network, config: Config, *, packets: bool = False) -> Generated:
+    """Return the source for `network` on the path `config`, with `packets` for a host that waits for its answers.
+
+    Raises
+    ------
+    InvalidInput
+        If that path has no packets: `split` has.
 
     Examples
     --------
@@ -82,6 +93,8 @@ def generate(network: Network, config: Config) -> Generated:
     >>> made.block, made.shared_bytes, made.packed_bytes, made.grid(1024, 1, 132, 1)
     (224, 209008, 33280, 64)
     """
+    if packets and config.path != "split":
+        raise InvalidInput(f"answers go to the host as packets on the path 'split' only, not on {config.path!r}")
     layout = layout_of(network)
     copied_from = {"shared": 0, "later": layout.affine, "global": layout.total}[config.weights]
     defines = {
@@ -109,11 +122,13 @@ def generate(network: Network, config: Config) -> Generated:
         "STAGES": config.stages,
         "MIN_BLOCKS": _blocks(network, config),
         "SHARED_FROM": copied_from,
+        "PACKETS": int(packets),
+        "OVERLAP": int(config.overlap),
     }
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
     folder = files("gigamlp.kernels.cuda")
     texts = [folder.joinpath(name).read_text(encoding="utf-8") for name in _files(config)]
-    return Generated("".join([head, *texts]), NAME, network, config)
+    return Generated("".join([head, *texts]), NAME, network, config, packets)
 
 
 def _files(config: Config) -> tuple[str, ...]:
