@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gigamlp.choice import Choice, from_engine, from_plan
 from gigamlp.errors import DeviceError, InvalidInput
+from gigamlp.hosted import is_staged, run_from_host
 from gigamlp.inputs import Rows, as_rows, check_values, target_dtype
 from gigamlp.ladder import Ladder, Rung
 from gigamlp.mlp import MLP
@@ -120,8 +121,12 @@ class Session:
         self._check_finite = check_finite
         self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
         self._ladders: dict[tuple[str, str], Ladder] = {}
+        self._host_ladders: dict[tuple[str, str], Ladder | None] = {}
         self._runners = Runners(mlp, self.device)
+        self._near = Runners(mlp, "cpu")  # what reads host rows where they are, for a session on a GPU
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
+        self._ones: dict[Any, Callable[[Any], Any]] = {}  # per dtype, what answers a single row
+        self._names: list[Any] = [] if mlp.classes is None else mlp.classes.tolist()
         self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
 
@@ -172,6 +177,44 @@ class Session:
         out[...] = labels
         return out
 
+    def predict_one(self, row: Any) -> Any:
+        """Return the answer for one row [features] of host memory: a label, or for other heads what `predict` gives.
+
+        The way with the least overhead, where the runner of a single row has one: NumPy rows of uint8 or int8.
+
+        Examples
+        --------
+        >>> import numpy as np, gigamlp as gm
+        >>> mlp = gm.MLP([gm.Layer([[1.0, 0.0], [0.0, 1.0]])], classes=["left", "right"])
+        >>> with gm.Session(mlp, device="cpu") as session:
+        ...     session.predict_one(np.array([3, 1], dtype=np.uint8))
+        'left'
+        """
+        self._check_alive()
+        if type(row) is np.ndarray:
+            one = self._ones.get(row.dtype)
+            if one is not None:
+                return self._names[one(row)]
+        answer = self.predict(np.asarray(row)[None])[0]
+        self._find_one(row)
+        return answer.item() if answer.ndim == 0 else answer
+
+    def _find_one(self, row: Any) -> None:
+        """Remember what answers single rows like `row`, if there is something quicker than `predict`."""
+        if type(row) is not np.ndarray or self.mlp.head not in ("softmax", "sigmoid"):
+            return
+        name = row.dtype.name
+        if name not in ("uint8", "int8") or name not in self._choice.dtypes or self._asked_dtype not in (None, name):
+            return
+        near = self._host_ladder(name, "class")
+        if near is None and self.device != "cpu":
+            return
+        rung = (near or self._ladder(name, "class")).cut(1)[0].rung
+        if not is_staged(rung):
+            one = (self._runners if near is None else self._near).one(rung)
+            if one is not None:
+                self._ones[row.dtype] = one
+
     def class_ids(self, x: Any, *, out: Any = None) -> Any:
         """Return the int64 class index [n] of each row of `x`; ties go to the lowest index. See `predict` for `out`."""
         rows = self._rows(x)
@@ -200,7 +243,14 @@ class Session:
 
     # ---- words ----------------------------------------------------------------------------------------------------
 
-    def explain(self, rows: int | None = None, *, input_dtype: str | None = None, output: str = "class") -> str:
+    def explain(
+        self,
+        rows: int | None = None,
+        *,
+        input_dtype: str | None = None,
+        output: str = "class",
+        input_on: str = "device",
+    ) -> str:
         """Say what runs: for `rows` rows the exact cut, else all batches there are.
 
         Parameters
@@ -210,6 +260,8 @@ class Session:
             Default: all that the Session runs.
         output : {"class", "margin", "logits", "proba"}
             ``class`` means ``logits`` for heads that have no class.
+        input_on : {"device", "host"}
+            Where the rows are. For rows on the host, other batches may run if the Plan measured them from there.
 
         Examples
         --------
@@ -229,7 +281,7 @@ class Session:
         lines = [f"Session for {self.mlp.name!r} on {self.device}; {self._choice.title}"]
         asked = input_dtype or self._asked_dtype
         for dtype in (asked,) if asked else self._choice.dtypes:
-            ladder = self._ladder(dtype, output)
+            ladder = (self._host_ladder(dtype, output) if input_on == "host" else None) or self._ladder(dtype, output)
             if rows is None:
                 lines.append(f"{dtype} -> {output}:")
                 lines += [f"  batch {_words(rung)}" for rung in ladder.rungs]
@@ -251,8 +303,10 @@ class Session:
         """Free all buffers and graphs, once the work that uses them is done. Closing twice is no error."""
         if os.getpid() == self._pid:
             self._runners.close()
-        self._runners.closed = True
+            self._near.close()
+        self._runners.closed = self._near.closed = True
         self._labels.clear()
+        self._ones.clear()
 
     def __enter__(self) -> Session:
         return self
@@ -302,6 +356,14 @@ class Session:
             ladder = self._ladders[dtype, output] = self._choice.ladder(dtype, output)
         return ladder
 
+    def _host_ladder(self, dtype: str, output: str) -> Ladder | None:
+        """Return the ladder for host rows of a session on a GPU, where the plan measured them from there."""
+        if self.device == "cpu":
+            return None
+        if (dtype, output) not in self._host_ladders:
+            self._host_ladders[dtype, output] = self._choice.host_ladder(dtype, output)
+        return self._host_ladders[dtype, output]
+
     # ---- the run --------------------------------------------------------------------------------------------------
 
     def _run(self, rows: Rows, output: str, answers: Any) -> Any:
@@ -309,7 +371,8 @@ class Session:
         dtype = self._asked_dtype or target_dtype(rows, self._choice.dtypes)
         finite = rows.device == "cpu" if self._check_finite is None else self._check_finite
         check_values(rows, dtype, self.mlp, finite=finite, by_torch=self._by_torch)
-        pieces = self._ladder(dtype, output).cut(len(rows))
+        near = self._host_ladder(dtype, output) if rows.device == "cpu" else None
+        pieces = (near or self._ladder(dtype, output)).cut(len(rows))
         if not pieces:
             return answers
         x = rows.data
@@ -319,7 +382,9 @@ class Session:
             return answers
         host = answers if isinstance(answers, np.ndarray) else answers.numpy()
         target = host if _is_plain(host) else np.empty(host.shape, host.dtype)
-        if self.device == "cpu":
+        if near is not None:
+            run_from_host(self._near, self._runners, x, ready, pieces, target)
+        elif self.device == "cpu":
             self._runners.on_host(x, ready, pieces, target)
         else:
             self._runners.through_pinned(x, pieces, target)
@@ -338,4 +403,5 @@ def _is_plain(x: Any) -> bool:
 def _words(rung: Rung) -> str:
     variant = "" if rung.variant is None else f" {rung.variant.label}"
     cost = "" if rung.planned_us is None else f", {rung.planned_us:,.1f} us by the plan"
-    return f"{rung.batch:<5} {rung.engine}{variant}{cost}"
+    place = f" on {rung.spec.device}" if rung.spec.input_on == "host" else ""
+    return f"{rung.batch:<5} {rung.engine}{place}{variant}{cost}"
