@@ -162,7 +162,7 @@ def waiting(runner: Any, x: np.ndarray) -> Callable[[], Any]:
 
     def work() -> Any:
         rows = runner._place(x)
-        runner._go(rows)
+        runner._start(rows)
         synchronize(stream)
         return runner._answers(rows)
 
@@ -199,7 +199,7 @@ def launches(report: Report) -> dict[str, float]:
     own, stream = runner._launch, runner.stream
     plain = Launch(own.kernel, own.grid, own.block, own.arguments)
     graph = Graph([plain])
-    replay = entry("cuGraphLaunch", 10000, (ctypes.c_void_p, ctypes.c_void_p))
+    replay = entry("cuGraphLaunch", 10000)
     handle, to = ctypes.c_void_p(int(graph._exec)), ctypes.c_void_p(stream)
     quick = QuickLaunch(own.kernel, own.grid, own.block, own.arguments)
     held = QuickLaunch(own.kernel, own.grid, own.block, own.arguments, hold=True)

@@ -6,7 +6,7 @@ are copied, and from which answers are. All are measured from host array to host
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -22,7 +22,17 @@ from gigamlp.plan import Candidate
 from gigamlp.runners import Runners
 from gigamlp.spec import Spec, Variant
 
-__all__ = ["STAGED", "HostEngine", "host_specs", "is_staged", "on_device", "places", "run_from_host"]
+__all__ = [
+    "STAGED",
+    "HostEngine",
+    "budget_shares",
+    "contenders",
+    "host_specs",
+    "is_staged",
+    "on_device",
+    "places",
+    "run_from_host",
+]
 
 STAGED = "staged"  # the option of a variant whose rows are copied to the device
 # Row counts that are measured besides the caller's, so that it is known where the GPU overtakes the CPU.
@@ -64,6 +74,19 @@ def places(specs: list[Spec], auto: bool, input_on: str | Sequence[str] | None, 
     return [*(specs if "device" in asked else []), *near]
 
 
+def budget_shares(specs: Sequence[Spec]) -> list[float]:
+    """Return each Spec's share of a budget: those for host rows, however many, have half of it where there are others.
+
+    Examples
+    --------
+    >>> budget_shares([Spec("cuda:0"), *host_specs(Spec("cuda:0"), (1,), cpu=True)])
+    [1.0, 0.5, 0.5]
+    """
+    near = sum(s.input_on == "host" for s in specs)
+    other = len(specs) - near
+    return [other / near if other and s.input_on == "host" else 1.0 for s in specs]
+
+
 def is_staged(rung: Rung) -> bool:
     """Return whether rows are copied to the device for `rung`."""
     return rung.variant is not None and bool(rung.variant.get(STAGED))
@@ -77,6 +100,19 @@ def on_device(rung: Rung) -> Rung:
 
 def _plain(variant: Variant) -> Variant:
     return Variant(tuple((key, value) for key, value in variant.options if key != STAGED))
+
+
+def contenders(
+    spec: Spec, named: Sequence[str] | None, found: Sequence[Candidate], find: Callable[[str], Engine]
+) -> tuple[Sequence[str] | None, Callable[[str], Engine]]:
+    """Return which engines compete for host rows (None: all), and what finds them by name.
+
+    Engines that the caller named need not run on the CPU as well.
+    """
+    if spec.is_cuda:
+        device = [c for c in found if c.spec.input_on == "device"]
+        return named, lambda name: HostEngine(find(name), device)
+    return (None if named is None else [n for n in named if find(n).unavailable("cpu") is None]), find
 
 
 class HostEngine:

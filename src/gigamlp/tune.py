@@ -12,7 +12,7 @@ from gigamlp.engines.base import Engine, Runner
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.engines.registry import engine_names
 from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
-from gigamlp.hosted import HostEngine, places
+from gigamlp.hosted import budget_shares, contenders, places
 from gigamlp.measure.clock import Clock, clock_for
 from gigamlp.measure.stats import percentile
 from gigamlp.measure.timing import Throughput, latency, throughput
@@ -144,6 +144,7 @@ def optimize(
         raise InvalidInput("batch is empty; name at least one batch size")
     specs = [Spec(place, b, input_dtype, output, threads=threads) for b in dict.fromkeys(batches)]
     specs = places(specs, device == "auto", input_on, beside_cpu)
+    shares = budget_shares(specs)
     gate = make_gate(mlp, input_dtype, validation, min_accuracy=min_accuracy, max_disagreement=max_disagreement)
     clock = clock_for(place)
     began, deadline = clock.now(), None
@@ -152,14 +153,25 @@ def optimize(
         part = _part(progress, index, len(specs))
         if budget_s is not None:  # what is left, shared by the Specs that are left: one cannot eat all of it
             end = began + budget_s
-            deadline = clock.now() + max(end - clock.now(), 0.0) / (len(specs) - index)
+            deadline = clock.now() + max(end - clock.now(), 0.0) * shares[index] / sum(shares[index:])
         if spec.input_on == "device":
             candidates += try_candidates(
                 mlp, spec, gate, clock, effort=effort, engines=engines, deadline=deadline, progress=part
             )
-        else:
-            candidates += _try_from_host(
-                mlp, spec, gate, effort=effort, engines=engines, deadline=deadline, progress=part, found=candidates
+            continue
+        names, find = contenders(spec, engines, candidates, get_engine)
+        if names != []:  # their calls wait by themselves: the host's clock times them
+            once = effort if spec.is_cuda else replace(effort, compile=False)
+            candidates += try_candidates(
+                mlp,
+                spec,
+                gate,
+                clock_for("cpu"),
+                effort=once,
+                engines=names,
+                deadline=deadline,
+                progress=part,
+                find=find,
             )
     plan = Plan(
         machine=machine_fingerprint(place),
@@ -180,41 +192,6 @@ def optimize(
         if not answered:
             _explain_no_winner(plan, spec, budget_s is not None and clock.now() >= began + budget_s)
     return plan
-
-
-def _try_from_host(
-    mlp: MLP,
-    spec: Spec,
-    gate: Gate,
-    *,
-    effort: Effort,
-    engines: Sequence[str] | None,
-    deadline: float | None,
-    progress: Progress | None,
-    found: Sequence[Candidate],
-) -> list[Candidate]:
-    """Try candidates from host memory to host memory. Their calls wait by themselves: the host's clock times them.
-
-    Named engines need not run on the CPU as well, and on the CPU nothing is compiled for seconds.
-    """
-    device = [c for c in found if c.spec.input_on == "device"]
-    if not spec.is_cuda:
-        effort = replace(effort, compile=False)
-        if engines is not None:
-            engines = [name for name in engines if get_engine(name).unavailable("cpu") is None]
-            if not engines:
-                return []
-    return try_candidates(
-        mlp,
-        spec,
-        gate,
-        clock_for("cpu"),
-        effort=effort,
-        engines=engines,
-        deadline=deadline,
-        progress=progress,
-        find=(lambda name: HostEngine(get_engine(name), device)) if spec.is_cuda else get_engine,
-    )
 
 
 def _part(progress: Progress | None, index: int, count: int) -> Progress | None:

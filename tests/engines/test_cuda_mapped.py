@@ -12,12 +12,14 @@ import threading
 import numpy as np
 import pytest
 
-from gigamlp.engines import cuda_mapped
+from gigamlp.engines import cuda_fused, cuda_mapped
 from gigamlp.engines.cuda_mapped import MappedRunner
 from gigamlp.engines.cuda_runner import Program
 from gigamlp.errors import DeviceError, InvalidInput
 from gigamlp.kernels.cuda import driver
+from gigamlp.kernels.cuda.compile import toolchain_problem
 from gigamlp.kernels.cuda.driver import Buffer, Kernel, open_gpu
+from gigamlp.quantize import integer_form
 from gigamlp.spec import Spec, Variant
 from tests.fakes import make_mlp
 from tests.kernels.cuda.fake_driver import FakeDriver, Status, at
@@ -291,3 +293,44 @@ def test_a_fork_is_refused_before_the_memory_is_touched(fake):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(toolchain_problem() is not None, reason=str(toolchain_problem()))
+@pytest.mark.parametrize("output", ["class", "margin", "logits", "proba"])
+def test_the_engine_builds_it_for_rows_on_the_host(fake, monkeypatch, tmp_path, output):
+    """All but the GPU: variants, compilation, packing, the launch; the kernel is the integer reference."""
+    from gigamlp.kernels.cuda import cache
+
+    monkeypatch.setattr(cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(cuda_fused, "_open", lambda device: open_gpu(0))
+    mlp = make_mlp((64, 16, 4))
+    spec = Spec("cuda:0", 40, output=output, input_on="host")
+    logits_of = integer_form(mlp, "uint8").reference_logits
+
+    def kernel(values, grid, block, shared):
+        x, stride, _, out, out2, rows, _, _, serial = values
+        assert (stride, block, grid) == (64, 32, -(-rows // 16))
+        z = logits_of(at(x, (rows, 64), np.uint8).copy())
+        top = np.sort(z, axis=1)
+        ids = mlp.class_ids(z).astype(np.uint32)
+        margin = (top[:, -1] - top[:, -2]).astype(np.float32)
+        found = {"class": [ids], "margin": [ids, margin], "logits": [z], "proba": [mlp.probabilities(z)]}[output]
+        for address, value in zip((out, out2), found, strict=False):
+            bits = np.ascontiguousarray(value).view(np.uint32).reshape(-1)
+            at(address, (bits.size, 2), np.uint32)[:] = np.stack([bits, np.full_like(bits, serial & 0xFFFFFFFF)], 1)
+
+    kernel.arguments = 9
+    fake.kernels["gigamlp_fused"] = kernel
+    engine = cuda_fused.CudaFused()
+    runner = engine.build(mlp, spec, engine.variants(mlp, spec)[1])
+    x = draw(3, (37, 64))
+    z = logits_of(x)
+    got = runner.run(x)
+    ids = got[0] if output == "margin" else got
+    if output in ("class", "margin"):
+        np.testing.assert_array_equal(ids, mlp.class_ids(z))
+    else:
+        np.testing.assert_allclose(got, z if output == "logits" else mlp.probabilities(z), rtol=1e-6)
+    one = runner.one(x[5])
+    np.testing.assert_allclose(one if output != "margin" else one[1], got[5] if output != "margin" else got[1][5])
+    runner.close()
