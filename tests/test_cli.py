@@ -482,8 +482,9 @@ def test_optimize(call, model, tmp_path, monkeypatch):
 
     monkeypatch.setattr("gigamlp.tune.optimize", optimize)
     argv = ["optimize", model, "--batch", "1,1024", "--min-accuracy", "0.9", "--data", "d.npz", "--budget", "5"]
-    code, out, err = call(*argv, "--device", "cpu", "--out", "p.json", "--full")
+    code, out, err = call(*argv, "--device", "cpu", "--out", "p.json", "--full", "--input-on", "device,host")
     assert code == 0
+    assert seen["input_on"] == ("device", "host")
     assert seen["args"] == ("cpu", (1, 1024), "uint8", "class")
     assert (seen["min_accuracy"], seen["max_disagreement"], seen["budget_s"]) == (0.9, None, 5.0)
     assert seen["effort"].full

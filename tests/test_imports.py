@@ -116,6 +116,7 @@ FLOORS = {
     "staging": 5,
     "trial": 5,
     "guard": 5,
+    "hosted": 5,
     "tune": 5,
     "bench": 6,
     "doctor": 6,

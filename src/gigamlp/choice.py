@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 from gigamlp.engines import registry
 from gigamlp.engines.base import Engine, Unsupported
@@ -58,6 +58,10 @@ class Choice(Protocol):
         """Return the batches for rows of `input_dtype` and answers of kind `output`."""
         ...
 
+    def host_ladder(self, input_dtype: str, output: str) -> Ladder | None:
+        """Return the batches for such rows in host memory, where they were measured from there; else None."""
+        ...
+
 
 # ---- from a Plan ----------------------------------------------------------------------------------------------------
 
@@ -91,12 +95,28 @@ class PlanChoice:
         If the Plan has none for that output, the winners for another output run, the same engine and variant asked for
         `output`: ``class`` first, then ``margin``, ``logits``, ``proba``.
         """
-        mine = [c for c in self.winners if c.spec.input_dtype == input_dtype]
+        found = self._ladder("device", input_dtype, output)
+        if found is None and input_dtype in self.dtypes:
+            raise InvalidInput(
+                f"the plan is for {input_dtype} rows in host memory only; pass NumPy rows, or plan for rows on the "
+                "device with gigamlp.optimize(..., input_on='device')"
+            )
+        if found is None:
+            have = ", ".join(self.dtypes)
+            raise InvalidInput(f"the plan has no winner for {input_dtype} rows; it has them for {have}")
+        return found
+
+    def host_ladder(self, input_dtype: str, output: str) -> Ladder | None:
+        """Return the winners from host memory to host memory, on the CPU and on the GPU; None if there are none."""
+        return self._ladder("host", input_dtype, output)
+
+    def _ladder(self, input_on: str, input_dtype: str, output: str) -> Ladder | None:
+        mine = [c for c in self.winners if c.spec.input_dtype == input_dtype and c.spec.input_on == input_on]
         for kind in (output, *OUTPUTS):
             found = [c for c in mine if c.spec.output == kind]
             if found:
                 return Ladder([_rung(c, output) for c in found])
-        raise InvalidInput(f"the plan has no winner for {input_dtype} rows; it has them for {', '.join(self.dtypes)}")
+        return None
 
 
 def _rung(c: Candidate, output: str) -> Rung:
@@ -121,12 +141,12 @@ def from_plan(mlp: MLP, plan: Plan, device: str, *, retune: bool) -> PlanChoice:
             raise PlanMismatch(f"{reason}; tune again with gigamlp.optimize, or Session(..., retune=True)")
         plan = _retune(mlp, winners, device)
         winners = plan.winners
-    return PlanChoice(plan, winners, winners[0].spec.device)
+    return PlanChoice(plan, winners, _devices(winners)[0])
 
 
 def _mismatch(mlp: MLP, plan: Plan, winners: Sequence[Candidate], device: str) -> str | None:
-    planned = winners[0].spec.device
-    if any(c.spec.device != planned for c in winners):
+    planned, *others = _devices(winners)
+    if others:
         return "the plan holds winners for several devices"
     try:
         here = resolve_device(planned)
@@ -137,22 +157,32 @@ def _mismatch(mlp: MLP, plan: Plan, winners: Sequence[Candidate], device: str) -
     return plan.mismatch(mlp.digest(), machine_fingerprint(here))
 
 
+def _devices(winners: Sequence[Candidate]) -> list[str]:
+    """Return the devices of the winners. Host rows that the CPU answers in place of a GPU do not count."""
+    found = list(dict.fromkeys(c.spec.device for c in winners if c.spec.device != "cpu" or c.spec.input_on != "host"))
+    return found or ["cpu"]
+
+
 def _retune(mlp: MLP, winners: Sequence[Candidate], device: str) -> Plan:
     """Tune again for the Specs of the old winners, on the old device if it is here and no other was asked for."""
     from gigamlp import tune
 
     if device == "auto":
         try:
-            device = resolve_device(winners[0].spec.device)
+            device = resolve_device(_devices(winners)[0])
         except DeviceError:
             device = resolve_device("auto")
-    groups: dict[tuple[str, str, int | None], list[int]] = {}
+    groups: dict[tuple[str, str, int | None], list[Spec]] = {}
     for c in winners:
-        groups.setdefault((c.spec.input_dtype, c.spec.output, c.spec.threads), []).append(c.spec.batch)
-    plans = [
-        tune.optimize(mlp, device, sorted(set(batches)), input_dtype, output, threads=threads)
-        for (input_dtype, output, threads), batches in groups.items()
-    ]
+        groups.setdefault((c.spec.input_dtype, c.spec.output, c.spec.threads), []).append(c.spec)
+    plans = []
+    for (input_dtype, output, threads), specs in groups.items():
+        own: dict[str, Any] = {}
+        if device != "cpu":
+            beside = any(s.device == "cpu" and s.input_on == "host" for s in specs)
+            own = {"input_on": sorted({s.input_on for s in specs}), "beside_cpu": beside}
+        batches = sorted({s.batch for s in specs if s.input_on == "device"} or {s.batch for s in specs})
+        plans.append(tune.optimize(mlp, device, batches, input_dtype, output, threads=threads, **own))
     return replace(plans[0], candidates=tuple(c for p in plans for c in p.candidates))
 
 
@@ -190,6 +220,9 @@ class EngineChoice:
             spec = Spec(self.device, batch, input_dtype, output, threads=self.threads)
             rungs.append(Rung(spec, self.engine.name, self.variant or self._float32(spec), launch + batch))
         return Ladder(rungs)
+
+    def host_ladder(self, input_dtype: str, output: str) -> None:
+        """Return None: nothing was measured."""
 
     def _float32(self, spec: Spec) -> Variant:
         """Return the engine's first variant that computes in float32; its first one if none says so."""

@@ -15,7 +15,7 @@ from gigamlp.errors import InvalidInput
 from gigamlp.mlp import MLP
 from gigamlp.spec import INPUT_DTYPES
 
-__all__ = ["Check", "Rows", "as_rows", "natural_dtype", "target_dtype", "value_check", "writable_view"]
+__all__ = ["Check", "Rows", "as_rows", "is_plain", "natural_dtype", "target_dtype", "value_check", "writable_view"]
 
 Array = NDArray[Any]
 Check = Callable[[int, int], None]
@@ -315,3 +315,10 @@ def writable_view(array: Array) -> Array:
     torch warns about read-only arrays, as it has no read-only tensors. Engines never write to their input.
     """
     return array if array.flags.writeable else np.asarray(_Writable(array))
+
+
+def is_plain(x: Any) -> bool:
+    """Whether rows lie in memory as a runner reads them: contiguous, aligned, native byte order."""
+    if not isinstance(x, np.ndarray):
+        return bool(x.is_contiguous())
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative

@@ -90,6 +90,17 @@ class Ladder:
             self._cuts[rows] = found
         return found
 
+    def explain(self, rows: int | None = None) -> list[str]:
+        """Say in a line each what runs: for `rows` rows their pieces, else all rungs."""
+        if rows is None:
+            return [f"  batch {_words(rung)}" for rung in self.rungs]
+        lines = []
+        for piece in self.cut(rows):
+            unused = piece.runs * piece.rung.batch - piece.rows
+            tail = f", the last with {unused:,} rows of padding" if unused else ""
+            lines.append(f"  {piece.runs:,} x batch {_words(piece.rung)}{tail}")
+        return lines
+
     def _search(self, rows: int, known: dict[int, tuple[float, tuple[Piece, ...]]]) -> tuple[float, tuple[Piece, ...]]:
         """Take as many full runs of one rung as fit and go on with the rest, or pad; try every rung."""
         if rows == 0:
@@ -110,6 +121,13 @@ class Ladder:
         assert best is not None  # there is at least one rung
         known[rows] = best
         return best
+
+
+def _words(rung: Rung) -> str:
+    variant = "" if rung.variant is None else f" {rung.variant.label}"
+    cost = "" if rung.planned_us is None else f", {rung.planned_us:,.1f} us by the plan"
+    place = f" on {rung.spec.device}" if rung.spec.input_on == "host" else ""
+    return f"{rung.batch:<5} {rung.engine}{place}{variant}{cost}"
 
 
 def default_batches(*, bytes_per_row: int, memory: int, largest: int, step: int = 4) -> tuple[int, ...]:

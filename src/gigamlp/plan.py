@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gigamlp._atomic import write_text
 from gigamlp.errors import FileFormatError, InvalidInput, PlanMismatch
 from gigamlp.spec import Spec, Variant
@@ -136,6 +138,23 @@ class Plan:
             return None
         return (candidate.build_s - best.build_s) / (best.wall_us - candidate.wall_us) * 1e6
 
+    def crossing(self, input_dtype: str = "uint8", output: str = "class") -> int | None:
+        """Return from how many rows in host memory on the GPU answers sooner than the CPU, by the measured runs.
+
+        Any number of rows is taken to be answered by runs of one measured batch, the last one padded. None if the CPU
+        answers the largest measured batch sooner still, or one of the two was not measured.
+        """
+        gpu, cpu = (self._from_host(input_dtype, output, cpu=kind) for kind in (False, True))
+        if not gpu or not cpu:
+            return None
+        rows = np.arange(1, max(c.spec.batch for c in (*gpu, *cpu)) + 1)
+        costs = [np.min([-(-rows // c.spec.batch) * c.cost_us for c in side], axis=0) for side in (gpu, cpu)]
+        slower = np.flatnonzero(costs[0] > costs[1])
+        if not slower.size:
+            return 1
+        last = int(slower[-1]) + 1
+        return None if last == len(rows) else last + 1
+
     # ---- validity -------------------------------------------------------------------------------------------------
 
     def mismatch(self, mlp_digest: str, machine: Mapping[str, str]) -> str | None:
@@ -165,7 +184,37 @@ class Plan:
             group = [c for c in self.candidates if c.spec == spec]
             for c in sorted(group, key=lambda c: (c is not winner, c.rejected is not None, c.cost_us)):
                 lines.append(self._explain_one(c, c is winner))
-        return "\n".join(lines)
+        crossings = self._explain_crossings()
+        return "\n".join([*lines, "", *crossings] if crossings else lines)
+
+    def _explain_crossings(self) -> list[str]:
+        lines = []
+        for dtype, output in dict.fromkeys((c.spec.input_dtype, c.spec.output) for c in self._from_host()):
+            gpu, cpu = self._from_host(dtype, output, cpu=False), self._from_host(dtype, output, cpu=True)
+            if not gpu or not cpu:
+                continue
+            rows = self.crossing(dtype, output)
+            sizes = ", ".join(f"{n:,}" for n in sorted({c.spec.batch for c in (*gpu, *cpu)}))
+            place = gpu[0].spec.device
+            if rows is None:
+                said = f"the CPU answers sooner than {place}, whatever their number"
+            elif rows == 1:
+                said = f"{place} answers sooner than the CPU, whatever their number"
+            else:
+                said = f"from {rows:,} rows on {place} answers sooner, below that the CPU"
+            lines.append(f"rows in host memory, {dtype} -> {output}: {said} (by runs of {sizes} rows)")
+        return lines
+
+    def _from_host(self, input_dtype: str = "", output: str = "", cpu: bool | None = None) -> list[Candidate]:
+        """Return the winners for rows in host memory, of one dtype, output and kind of device if these are given."""
+        return [
+            c
+            for c in self.winners
+            if c.spec.input_on == "host"
+            and input_dtype in ("", c.spec.input_dtype)
+            and output in ("", c.spec.output)
+            and cpu in (None, not c.spec.is_cuda)
+        ]
 
     def _explain_one(self, c: Candidate, won: bool) -> str:
         parts = [f"{'*' if won else ' '} {c.engine:<14} {c.variant.label:<58}"]

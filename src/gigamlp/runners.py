@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -34,6 +34,7 @@ class Bound:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.numpy = isinstance(runner.input, np.ndarray)
+        self.partial = bool(getattr(runner, "partial", False))  # whether it takes fewer rows than its batch
         self._clean = False
         self._stream: Any = None
         self._event: Any = None
@@ -120,6 +121,12 @@ class Runners:
             bound = self._bound[rung] = self._build(rung)
         return bound
 
+    def one(self, rung: Rung) -> Callable[[Any], Any] | None:
+        """Return what answers a single row at once, if the runner of `rung` has that: its method `one`."""
+        with self._lock:
+            found: Callable[[Any], Any] | None = getattr(self.get(rung).runner, "one", None)
+            return found
+
     def _build(self, rung: Rung) -> Bound:
         try:
             return Bound(registry.engine(rung.engine).build(self.mlp, rung.spec, rung.variant))
@@ -152,7 +159,7 @@ class Runners:
                 with self._lock:
                     bound = self.get(rung)
                     if bound.numpy:
-                        source = x[begin:end] if full else bound.load(x[begin:end])
+                        source = x[begin:end] if full or (ready and bound.partial) else bound.load(x[begin:end])
                         answers[begin:end] = bound.runner.run(source)[: end - begin]
                         continue
                     if tensors is None:

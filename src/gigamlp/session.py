@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from gigamlp.choice import Choice, from_engine, from_plan
 from gigamlp.errors import DeviceError, InvalidInput
-from gigamlp.inputs import Rows, as_rows, target_dtype, value_check
-from gigamlp.ladder import Ladder, Rung
+from gigamlp.hosted import is_staged, run_from_host
+from gigamlp.inputs import Rows, as_rows, is_plain, target_dtype, value_check
+from gigamlp.ladder import Ladder
 from gigamlp.mlp import MLP
 from gigamlp.outputs import allocate, check_out, label_tensor
 from gigamlp.plan import Plan
@@ -120,8 +121,12 @@ class Session:
         self._check_finite = check_finite
         self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
         self._ladders: dict[tuple[str, str], Ladder] = {}
+        self._host_ladders: dict[tuple[str, str], Ladder | None] = {}
         self._runners = Runners(mlp, self.device)
+        self._near = Runners(mlp, "cpu")  # what reads host rows where they are, for a session on a GPU
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
+        self._ones: dict[Any, Callable[[Any], Any]] = {}  # per dtype, what answers a single row
+        self._names: list[Any] = [] if mlp.classes is None else mlp.classes.tolist()
         self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
 
@@ -173,6 +178,44 @@ class Session:
         out[...] = labels
         return out
 
+    def predict_one(self, row: Any) -> Any:
+        """Return the answer for one row [features] of host memory: a label, or for other heads what `predict` gives.
+
+        The way with the least overhead, where the runner of a single row has one: NumPy rows of uint8 or int8.
+
+        Examples
+        --------
+        >>> import numpy as np, gigamlp as gm
+        >>> mlp = gm.MLP([gm.Layer([[1.0, 0.0], [0.0, 1.0]])], classes=["left", "right"])
+        >>> with gm.Session(mlp, device="cpu") as session:
+        ...     session.predict_one(np.array([3, 1], dtype=np.uint8))
+        'left'
+        """
+        self._check_alive()
+        if type(row) is np.ndarray:
+            one = self._ones.get(row.dtype)
+            if one is not None:
+                return self._names[one(row)]
+        answer = self.predict(np.asarray(row)[None])[0]
+        self._find_one(row)
+        return answer.item() if answer.ndim == 0 else answer
+
+    def _find_one(self, row: Any) -> None:
+        """Remember what answers single rows like `row`, if there is something quicker than `predict`."""
+        if type(row) is not np.ndarray or self.mlp.head not in ("softmax", "sigmoid"):
+            return
+        name = row.dtype.name
+        if name not in ("uint8", "int8") or name not in self._choice.dtypes or self._asked_dtype not in (None, name):
+            return
+        near = self._host_ladder(name, "class")
+        if near is None and self.device != "cpu":
+            return
+        rung = (near or self._ladder(name, "class")).cut(1)[0].rung
+        if not is_staged(rung):
+            one = (self._runners if near is None else self._near).one(rung)
+            if one is not None:
+                self._ones[row.dtype] = one
+
     def class_ids(self, x: Any, *, out: Any = None) -> Any:
         """Return the int64 class index [n] of each row of `x`; ties go to the lowest index. See `predict` for `out`."""
         rows = self._rows(x)
@@ -201,7 +244,14 @@ class Session:
 
     # ---- words ----------------------------------------------------------------------------------------------------
 
-    def explain(self, rows: int | None = None, *, input_dtype: str | None = None, output: str = "class") -> str:
+    def explain(
+        self,
+        rows: int | None = None,
+        *,
+        input_dtype: str | None = None,
+        output: str = "class",
+        input_on: str = "device",
+    ) -> str:
         """Say what runs: for `rows` rows the exact cut, else all batches there are.
 
         Parameters
@@ -211,6 +261,8 @@ class Session:
             Default: all that the Session runs.
         output : {"class", "margin", "logits", "proba"}
             ``class`` means ``logits`` for heads that have no class.
+        input_on : {"device", "host"}
+            Where the rows are. For rows on the host, other batches may run if the Plan measured them from there.
 
         Examples
         --------
@@ -230,16 +282,9 @@ class Session:
         lines = [f"Session for {self.mlp.name!r} on {self.device}; {self._choice.title}"]
         asked = input_dtype or self._asked_dtype
         for dtype in (asked,) if asked else self._choice.dtypes:
-            ladder = self._ladder(dtype, output)
-            if rows is None:
-                lines.append(f"{dtype} -> {output}:")
-                lines += [f"  batch {_words(rung)}" for rung in ladder.rungs]
-                continue
-            lines.append(f"{dtype} -> {output}, {rows:,} rows:")
-            for piece in ladder.cut(rows):
-                unused = piece.runs * piece.rung.batch - piece.rows
-                tail = f", the last with {unused:,} rows of padding" if unused else ""
-                lines.append(f"  {piece.runs:,} x batch {_words(piece.rung)}{tail}")
+            ladder = (self._host_ladder(dtype, output) if input_on == "host" else None) or self._ladder(dtype, output)
+            lines.append(f"{dtype} -> {output}{'' if rows is None else f', {rows:,} rows'}:")
+            lines += ladder.explain(rows)
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -252,8 +297,10 @@ class Session:
         """Free all buffers and graphs, once the work that uses them is done. Closing twice is no error."""
         if os.getpid() == self._pid:
             self._runners.close()
-        self._runners.closed = True
+            self._near.close()
+        self._runners.closed = self._near.closed = True
         self._labels.clear()
+        self._ones.clear()
 
     def __enter__(self) -> Session:
         return self
@@ -309,6 +356,14 @@ class Session:
             ladder = self._ladders[dtype, output] = self._choice.ladder(dtype, output)
         return ladder
 
+    def _host_ladder(self, dtype: str, output: str) -> Ladder | None:
+        """Return the ladder for host rows of a session on a GPU, where the plan measured them from there."""
+        if self.device == "cpu":
+            return None
+        if (dtype, output) not in self._host_ladders:
+            self._host_ladders[dtype, output] = self._choice.host_ladder(dtype, output)
+        return self._host_ladders[dtype, output]
+
     # ---- the run --------------------------------------------------------------------------------------------------
 
     def _run(self, rows: Rows, output: str, answers: Any) -> Any:
@@ -316,35 +371,25 @@ class Session:
         dtype = self._asked_dtype or target_dtype(rows, self._choice.dtypes)
         finite = rows.device == "cpu" if self._check_finite is None else self._check_finite
         check = value_check(rows, dtype, self.mlp, finite=finite, by_torch=self._by_torch)
-        pieces = self._ladder(dtype, output).cut(len(rows))
+        near = self._host_ladder(dtype, output) if rows.device == "cpu" else None
+        pieces = (near or self._ladder(dtype, output)).cut(len(rows))
         if not pieces:
             return answers
         x = rows.data
-        ready = rows.dtype == dtype and _is_plain(x)
-        if check is not None and (rows.device != "cpu" or self.device == "cpu"):
+        ready = rows.dtype == dtype and is_plain(x)
+        if check is not None and (near is not None or rows.device != "cpu" or self.device == "cpu"):
             check(0, len(rows))
         if rows.device != "cpu":
             self._runners.on_device(x, ready, pieces, answers)
             return answers
         host = answers if isinstance(answers, np.ndarray) else answers.numpy()
-        target = host if _is_plain(host) else np.empty(host.shape, host.dtype)
-        if self.device == "cpu":
+        target = host if is_plain(host) else np.empty(host.shape, host.dtype)
+        if near is not None:
+            run_from_host(self._near, self._runners, x, ready, pieces, target)
+        elif self.device == "cpu":
             self._runners.on_host(x, ready, pieces, target)
         else:
             self._runners.through_pinned(x, pieces, target, check)
         if target is not host:
             host[...] = target
         return answers
-
-
-def _is_plain(x: Any) -> bool:
-    """Whether rows lie in memory as a runner reads them: contiguous, aligned, native byte order."""
-    if not isinstance(x, np.ndarray):
-        return bool(x.is_contiguous())
-    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
-
-
-def _words(rung: Rung) -> str:
-    variant = "" if rung.variant is None else f" {rung.variant.label}"
-    cost = "" if rung.planned_us is None else f", {rung.planned_us:,.1f} us by the plan"
-    return f"{rung.batch:<5} {rung.engine}{variant}{cost}"

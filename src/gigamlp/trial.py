@@ -310,6 +310,11 @@ def accuracy_of(mlp: MLP, runner: Runner, x: Array, targets: Array) -> float:
 
 
 def launch(runner: Runner) -> Callable[[], object]:
-    """Return a callable that launches `runner` once on its static input."""
+    """Return a callable that launches `runner` once on its static input.
+
+    Where rows are to come from host memory, on a copy of it: rows of a caller are not where a runner wants them.
+    """
     run, x = runner.run, runner.input
+    if runner.spec.input_on == "host" and isinstance(x, np.ndarray):
+        x = x.copy()
     return lambda: run(x)

@@ -12,6 +12,7 @@ from gigamlp.engines.base import Engine, Runner
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.engines.registry import engine_names
 from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
+from gigamlp.hosted import budget_shares, contenders, places
 from gigamlp.measure.clock import Clock, clock_for
 from gigamlp.measure.stats import percentile
 from gigamlp.measure.timing import Throughput, latency, throughput
@@ -67,6 +68,8 @@ def optimize(
     output: str = "class",
     *,
     validation: tuple[ArrayLike, ArrayLike | None] | None = None,
+    input_on: str | Sequence[str] | None = None,
+    beside_cpu: bool | None = None,
     threads: int | None = None,
     min_accuracy: float | None = None,
     max_disagreement: float | None = None,
@@ -89,6 +92,12 @@ def optimize(
     validation : (x, y) or (x, None), optional
         Rows, with labels if there are, that decide which candidates are accurate enough. Without them only engines
         whose logits agree with float64 within 1e-3 relative compete.
+    input_on : {"device", "host"} or both, optional
+        For a GPU: where rows live when a run begins. ``"host"`` is measured from host memory to host memory. Default:
+        both for ``device="auto"``, else ``"device"``.
+    beside_cpu : bool, optional
+        Whether the CPU competes for rows in host memory, so that a Session sends each number of rows where they are
+        answered sooner, and the Plan knows where that changes. Default: for ``device="auto"``.
     threads : int, optional
         CPU threads.
     min_accuracy, max_disagreement : float, optional
@@ -134,6 +143,8 @@ def optimize(
     if not batches:
         raise InvalidInput("batch is empty; name at least one batch size")
     specs = [Spec(place, b, input_dtype, output, threads=threads) for b in dict.fromkeys(batches)]
+    specs = places(specs, device == "auto", input_on, beside_cpu)
+    shares = budget_shares(specs)
     gate = make_gate(mlp, input_dtype, validation, min_accuracy=min_accuracy, max_disagreement=max_disagreement)
     clock = clock_for(place)
     began, deadline = clock.now(), None
@@ -142,10 +153,26 @@ def optimize(
         part = _part(progress, index, len(specs))
         if budget_s is not None:  # what is left, shared by the Specs that are left: one cannot eat all of it
             end = began + budget_s
-            deadline = clock.now() + max(end - clock.now(), 0.0) / (len(specs) - index)
-        candidates += try_candidates(
-            mlp, spec, gate, clock, effort=effort, engines=engines, deadline=deadline, progress=part
-        )
+            deadline = clock.now() + max(end - clock.now(), 0.0) * shares[index] / sum(shares[index:])
+        if spec.input_on == "device":
+            candidates += try_candidates(
+                mlp, spec, gate, clock, effort=effort, engines=engines, deadline=deadline, progress=part
+            )
+            continue
+        names, find = contenders(spec, engines, candidates, get_engine)
+        if names != []:  # their calls wait by themselves: the host's clock times them
+            once = effort if spec.is_cuda else replace(effort, compile=False)
+            candidates += try_candidates(
+                mlp,
+                spec,
+                gate,
+                clock_for("cpu"),
+                effort=once,
+                engines=names,
+                deadline=deadline,
+                progress=part,
+                find=find,
+            )
     plan = Plan(
         machine=machine_fingerprint(place),
         versions=versions(),
@@ -161,7 +188,8 @@ def optimize(
         },
     )
     for spec in specs:
-        if plan.winner(spec) is None:
+        answered = any(plan.winner(s) for s in specs if s.batch == spec.batch and s.input_on == spec.input_on)
+        if not answered:
             _explain_no_winner(plan, spec, budget_s is not None and clock.now() >= began + budget_s)
     return plan
 

@@ -108,7 +108,8 @@ def test_weights_that_int8_cannot_hold_run_in_float16(h200):
 @pytest.mark.parametrize(
     ("mlp", "spec", "reason"),
     [
-        (net(784, 40, 10), {"input_on": "host"}, "rows that are on the device"),
+        (net(784, 40, 10), {"input_on": "host", "batch": 5000}, "in batches of up to 4,096, not 5,000"),
+        (net(784, 40, 10), {"input_on": "host", "input_dtype": "float32"}, "rows must be uint8 or int8"),
         (net(784, 40, 10, head="multilabel"), {}, "head 'multilabel' has no single class"),
         (net(784, 40, 10, head="regression"), {"output": "proba"}, "head 'regression' has no probabilities"),
         (net(784, 1025, 10), {}, "1,025"),
@@ -122,9 +123,9 @@ def test_weights_that_int8_cannot_hold_run_in_float16(h200):
 )
 def test_what_it_cannot_do_is_refused_with_its_reason(h200, mlp, spec, reason):
     with pytest.raises(Unsupported, match=reason):
-        ENGINE.variants(mlp, Spec("cuda:0", 64, **spec))
+        ENGINE.variants(mlp, Spec("cuda:0", **{"batch": 64, **spec}))
     with pytest.raises(Unsupported, match=reason):
-        ENGINE.build(mlp, Spec("cuda:0", 64, **spec))
+        ENGINE.build(mlp, Spec("cuda:0", **{"batch": 64, **spec}))
 
 
 def test_codes_that_contradict_the_weights_are_a_reason_not_a_crash(h200):
@@ -144,6 +145,36 @@ def test_a_variant_may_name_some_options_only(h200):
         cuda_fused._find(choices, Variant.of(waprs=4))
     with pytest.raises(Unsupported, match=r"no form of the fused kernel is 'warps=77'.*there are: "):
         cuda_fused._find(choices, Variant.of(warps=77))
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize("batch", [1, 1024])
+@pytest.mark.parametrize("output", ["margin", "logits", "proba"])
+def test_a_variant_for_classes_runs_for_other_outputs(h200, where, batch, output):
+    mlp, gpu = net(784, 40, 10), CARDS["H200"]
+    other = cuda_fused._choices(gpu, mlp, Spec("cuda:0", batch, output=output, input_on=where), True)
+    for each in cuda_fused._choices(gpu, mlp, Spec("cuda:0", batch, input_on=where), False):
+        assert cuda_fused._find(other, each.variant).config == each.config
+    if where == "device":
+        with pytest.raises(Unsupported, match="no form of the fused kernel"):
+            cuda_fused._find(other, Variant.of(dtype="float64"))
+
+
+def test_rows_in_host_memory_have_variants_of_their_own(h200):
+    mlp = net(784, 40, 10)
+    few = ENGINE.variants(mlp, Spec("cuda:0", 64, input_on="host"))
+    assert {(v.get("path"), v.get("overlap")) for v in few} == {("split", False)}
+    assert [v.get("memory") for v in few[:2]] == ["cached", "combined"]
+    assert set(few) < set(ENGINE.variants(mlp, Spec("cuda:0", 64, input_on="host"), full=True))
+    with pytest.raises(InvalidInput, match="unknown options graph"):
+        ENGINE.build(mlp, Spec("cuda:0", 64, input_on="host"), Variant.of(graph=True))
+
+
+def test_launches_that_overlap_are_offered_where_there_are_such(card):
+    found = ENGINE.variants(net(784, 40, 10), Spec("cuda:0", 1024))
+    overlapping = [v for v in found if v.get("overlap")]
+    assert len(overlapping) == (1 if card.capability >= (9, 0) else 0)
+    assert not any(v.get("graph") for v in overlapping)
 
 
 def test_why_a_device_cannot_be_used(monkeypatch):

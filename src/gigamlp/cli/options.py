@@ -19,6 +19,7 @@ __all__ = [
     "Fraction",
     "InputDtype",
     "InputDtypes",
+    "InputOns",
     "LabelsPath",
     "Output",
     "Outputs",
@@ -97,6 +98,11 @@ _ENGINES_HELP = "Only these engines; one that cannot run here is an error. Defau
 Engines = Annotated[tuple[str, ...] | None, _list(_engines, "A", _ENGINES_HELP, has_default=False)]
 InputDtypes = Annotated[tuple[str, ...], _list(_chosen(INPUT_DTYPES), "T", f"Of {', '.join(INPUT_DTYPES)}.")]
 Outputs = Annotated[tuple[str, ...], _list(_chosen(OUTPUTS), "O", f"Of {', '.join(OUTPUTS)}.")]
+_INPUT_ON_HELP = (
+    "Where the rows are when a run begins: device, host or both. Default: both for --device auto on a GPU, which also "
+    "tells from how many host rows on the GPU is quicker than the CPU; else device."
+)
+InputOns = Annotated[tuple[str, ...] | None, _list(_chosen(("device", "host")), "W", _INPUT_ON_HELP, has_default=False)]
 Residences = Annotated[
     tuple[str, ...], _list(_chosen(RESIDENCES), "R", f"Where the rows are: {', '.join(RESIDENCES)}.")
 ]

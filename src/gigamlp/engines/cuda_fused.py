@@ -22,6 +22,7 @@ from gigamlp.rounded import COMPUTES, rounded_form
 from gigamlp.spec import Spec, Variant
 
 if TYPE_CHECKING:
+    from gigamlp.engines.cuda_mapped import MappedRunner
     from gigamlp.engines.cuda_runner import CudaFusedRunner, Program
     from gigamlp.kernels.cuda.compile import Cubin
     from gigamlp.kernels.cuda.paths import Config
@@ -33,6 +34,9 @@ __all__ = ["CudaFused"]
 # Above this many rows a launch costs nothing beside the run (2 us of some 20), with a graph or without.
 _GRAPH_ROWS = 65_536
 _SECOND = 3  # configurations to try of another way to multiply the same rows
+# The kernel reads rows from host memory by itself in batches up to this; more are quicker copied (a guess, with room:
+# what a Session uses is measured).
+_MAPPED_ROWS = 4096
 _DTYPES = {"class": ("uint8", "int32"), "margin": ("uint8", "int32"), "logits": ("float32", "float16")}
 
 
@@ -48,8 +52,12 @@ class CudaFused:
     Variants: ``path`` (how rows reach the tensor cores: direct, ring, window, split), ``tiles``, ``warps``, ``stages``,
     ``weights`` (see ``docs/kernels.md``), ``graph`` (whether runs on the static input replay a CUDA Graph), ``dtype``
     of the answers, ``compute`` (what the first layer is multiplied in: int8, float16, bfloat16, tf32; with ``x2`` each
-    weight is a sum of two such numbers). A variant may name some of them only; the most promising one that has these
-    is then run.
+    weight is a sum of two such numbers), ``overlap`` (whether a launch begins before the one before it has ended). A
+    variant may name some of them only; the most promising one that has these is then run.
+
+    With ``input_on="host"`` the kernel reads the rows from host memory itself and answers there, for up to 4,096 rows.
+    Such variants have ``memory`` (``cached`` or ``combined``: how the CPU writes the rows) instead of ``graph``,
+    ``dtype`` and ``compute``.
     """
 
     name = "cuda_fused"
@@ -90,7 +98,7 @@ class CudaFused:
         """Compile the code of every variant into the cache, one after the other, and yield it."""
         gpu, seen = _open(spec.device), set()
         for choice in _choices(gpu, mlp, spec, full):
-            if (key := (choice.network, choice.config)) not in seen:
+            if (key := (choice.network, choice.config, choice.host)) not in seen:
                 seen.add(key)
                 yield _compiled(gpu, choice)[1]
 
@@ -103,6 +111,7 @@ class _Choice:
     form: Form
     network: Network
     config: Config
+    host: bool = False
 
 
 def _open(device: str) -> Gpu:
@@ -126,6 +135,8 @@ def _open(device: str) -> Gpu:
 
 def _choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
     _refuse(mlp, spec)
+    if spec.input_on == "host":
+        return _host_choices(gpu, mlp, spec, full)
     if spec.input_dtype not in RANGES:
         return _float_choices(gpu, mlp, spec, full)
     try:
@@ -178,15 +189,44 @@ def _form_choices(gpu: Gpu, form: Form, spec: Spec, full: bool, most: int | None
             )
         for graph in graphs:
             for c in found:
+                if graph and c.overlap:  # launches within one graph could overlap, its replays do not
+                    continue
                 options = {**asdict(c), "graph": graph, "dtype": dtype, "compute": network.compute}
                 variant = Variant.from_json(options)
                 out.append(_Choice(variant, form, network, c))
     return out
 
 
+def _host_choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
+    from gigamlp.kernels.cuda.paths import configs
+    from gigamlp.kernels.cuda.shape import network_of
+
+    if spec.input_dtype not in RANGES:
+        raise Unsupported(
+            f"the fused kernel reads bytes from host memory: rows must be uint8 or int8, not {spec.input_dtype}"
+        )
+    if spec.batch > _MAPPED_ROWS:
+        raise Unsupported(
+            f"the fused kernel reads rows from host memory in batches of up to {_MAPPED_ROWS:,}, not {spec.batch:,}; "
+            "larger ones are copied to the device (input_on='device')"
+        )
+    try:
+        integer = integer_form(mlp, spec.input_dtype)
+    except ModelError as error:
+        raise Unsupported(str(error)) from error
+    network = network_of(integer, output=spec.output)
+    found = configs(network, gpu.capability, gpu.shared_bytes, spec.batch, full=full)
+    split = [c for c in found if c.path == "split" and not c.overlap]
+    if not split:
+        raise Unsupported(f"no form of the fused kernel reads rows of {integer.mlp!r} from host memory")
+    out = []
+    for c in split if full else split[:2]:
+        for memory in ("cached", "combined"):
+            out.append(_Choice(Variant.from_json({**asdict(c), "memory": memory}), integer, network, c, host=True))
+    return out
+
+
 def _refuse(mlp: MLP, spec: Spec) -> None:
-    if spec.input_on == "host":
-        raise Unsupported("the fused kernel takes rows that are on the device; copy them first (input_on='device')")
     if spec.output in ("class", "margin") and mlp.head not in ("softmax", "sigmoid"):
         raise Unsupported(f"head {mlp.head!r} has no single class per row; ask for logits")
     if spec.output == "proba" and mlp.head == "regression":
@@ -200,6 +240,10 @@ def _find(choices: Sequence[_Choice], variant: Variant | None) -> _Choice:
     unknown = sorted(set(asked) - set(known))
     if unknown:
         raise InvalidInput(f"unknown options {', '.join(unknown)}; known: {', '.join(known)}")
+    # a Plan's variant is for one output; asked for another (logits of a plan for classes), its dtype means nothing
+    dtypes = _DTYPES.get(choices[0].network.output, ("float32",))
+    if asked.get("dtype") in {"float32"}.union(*_DTYPES.values()) - set(dtypes):
+        del asked["dtype"]
     for choice in choices:
         if asked.items() <= choice.variant.to_json().items():
             return choice
@@ -214,13 +258,16 @@ def _compiled(gpu: Gpu, choice: _Choice) -> tuple[Generated, Cubin]:
     from gigamlp.kernels.cuda.cache import cubin_for
     from gigamlp.kernels.cuda.source import generate
 
-    made = generate(choice.network, choice.config)
+    made = generate(choice.network, choice.config, packets=choice.host)
     return made, cubin_for(made.source, architecture(gpu.capability))
 
 
-def _build(gpu: Gpu, choice: _Choice, spec: Spec) -> CudaFusedRunner:
+def _build(gpu: Gpu, choice: _Choice, spec: Spec) -> CudaFusedRunner | MappedRunner:
+    from gigamlp.engines.cuda_mapped import MappedRunner
     from gigamlp.engines.cuda_runner import CudaFusedRunner, open_torch
 
+    if choice.host:
+        return MappedRunner(_program(gpu, choice), spec, choice.variant)
     if spec.input_dtype == "bfloat16" and open_torch() is None:
         raise Unsupported("NumPy has no bfloat16: a runner for such rows needs torch with CUDA")
     return CudaFusedRunner(_program(gpu, choice), spec, choice.variant)
@@ -252,4 +299,5 @@ def _program(gpu: Gpu, choice: _Choice) -> Program:
         alignment=made.alignment,
         stride_fits=made.stride_fits,
         outputs=tuple((tuple(shape), str(dtype)) for shape, dtype in made.outputs),
+        overlap=choice.config.overlap,
     )

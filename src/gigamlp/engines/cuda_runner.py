@@ -16,6 +16,7 @@ from gigamlp.kernels.cuda.arrays import View, view_of
 from gigamlp.kernels.cuda.driver import Gpu, synchronize, wait_for
 from gigamlp.kernels.cuda.launch import Graph, Kernel, Launch
 from gigamlp.kernels.cuda.memory import Buffer, copy_rows
+from gigamlp.kernels.cuda.quick import QuickLaunch
 from gigamlp.spec import Spec, Variant
 
 __all__ = ["CudaFusedRunner", "ManyBatches", "Program", "allocate", "open_torch", "plain"]
@@ -43,6 +44,8 @@ class Program:
         (bytes from row to row) -> whether the kernel reads such rows.
     outputs : tuple of (shape without the batch, dtype)
         The kernel's one or two outputs.
+    overlap : bool
+        Whether a launch may begin before the one before it in the stream has ended.
     """
 
     gpu: Gpu
@@ -55,11 +58,24 @@ class Program:
     alignment: int
     stride_fits: Callable[[int], bool]
     outputs: tuple[tuple[tuple[int, ...], str], ...]
+    overlap: bool = False
 
-    def launch(self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1) -> Launch:
+    def launch(
+        self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1
+    ) -> Launch | QuickLaunch:
         """Return the launch for `rows` rows, `x` = (address, stride), with the answers at the addresses `outs`."""
+        arguments = self.arguments(rows, x, outs, table, batches)
+        grid = self.grid(rows, batches)
+        if self.overlap:
+            return QuickLaunch(self.kernel, grid, self.block, arguments, overlap=True)
+        return Launch(self.kernel, grid, self.block, arguments)
+
+    def arguments(
+        self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1
+    ) -> tuple[Any, ...]:
+        """Return the kernel's arguments for that, as ctypes values."""
         first, second = (*outs, 0)[:2]
-        arguments = (
+        return (
             ctypes.c_void_p(x[0]),
             ctypes.c_longlong(x[1]),
             ctypes.c_void_p(self.weights.pointer),
@@ -69,7 +85,6 @@ class Program:
             ctypes.c_void_p(table),
             ctypes.c_int(batches),
         )
-        return Launch(self.kernel, self.grid(rows, batches), self.block, arguments)
 
 
 def open_torch() -> Any:

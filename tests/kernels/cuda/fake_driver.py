@@ -38,7 +38,22 @@ class _Attributes:
     CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 60 << 20
 
 
+class _Config(ctypes.Structure):
+    """CUlaunchConfig, as the driver's header has it."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    ]
+
+
+_LaunchEx = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
 class FakeDriver:
+    CUresult = Status
     CUdevice_attribute = _Attributes
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=SimpleNamespace(value=1))
@@ -57,6 +72,12 @@ class FakeDriver:
         self.graphs: dict[int, list[Any]] = {}
         self.capturing: dict[int, list[Any]] = {}
         self.log: list[tuple[Any, ...]] = []
+        self.functions: dict[int, tuple[int, str]] = {}
+        self.host: dict[int, Any] = {}
+        self.flags: list[int] = []
+        self.late: list[Any] | None = None  # a list: kernels wait in it until their stream is synchronised
+        self.broken: Any = None  # what a synchronise says from now on
+        self._launch_ex = _LaunchEx(self.launch_ex)
         self._numbers = itertools.count(1000)
 
     # ---- device ---------------------------------------------------------------------------------------------------
@@ -100,6 +121,13 @@ class FakeDriver:
         return (Status.INVALID_CONTEXT,) if self._bad() else OK
 
     def cuStreamSynchronize(self, stream: int) -> Any:
+        self.log.append(("synchronize", stream))
+        for kernel, values, gx, bx, shared in self.late or ():
+            kernel(values, gx, bx, shared)
+        if self.late:
+            self.late.clear()
+        if self.broken:
+            return (self.broken,)
         return (Status.INVALID_CONTEXT,) if self._bad() else OK
 
     # ---- memory ---------------------------------------------------------------------------------------------------
@@ -114,6 +142,22 @@ class FakeDriver:
 
     def cuMemFree(self, address: int) -> Any:
         self.memory.pop(address).fill(0xDD)
+        return OK
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> Any:
+        if self._bad():
+            return (Status.INVALID_CONTEXT, 0)
+        raw = np.full(size + 4096, 0xA5, np.uint8)
+        address = -(-raw.ctypes.data // 4096) * 4096
+        self.host[address] = raw
+        self.flags.append(flags)
+        return (Status.OK, address)
+
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> Any:
+        return (Status.OK, address) if address in self.host else (Status.INVALID_VALUE, 0)
+
+    def cuMemFreeHost(self, address: int) -> Any:
+        self.host.pop(address).fill(0xDD)
         return OK
 
     def cuMemcpyAsync(self, target: int, source: int, size: int, stream: int) -> Any:
@@ -140,7 +184,23 @@ class FakeDriver:
     def cuModuleGetFunction(self, module: int, name: bytes) -> Any:
         if name.decode() not in self.kernels:
             return (Status.INVALID_VALUE, 0)
-        return (Status.OK, (module, name.decode()))
+        number = next(self._numbers)
+        self.functions[number] = (module, name.decode())
+        return (Status.OK, number)
+
+    def cuGetProcAddress(self, symbol: bytes, version: int, flags: int) -> Any:
+        if symbol != b"cuLaunchKernelEx" or version > self.version:
+            return (Status.OK, 0, 1)
+        return (Status.OK, ctypes.cast(self._launch_ex, ctypes.c_void_p).value, 0)
+
+    def launch_ex(self, config: int, function: int, table: int, extra: int) -> int:
+        c = _Config.from_address(config)
+        if c.count:  # the one attribute that gigamlp has
+            number, _, value = (ctypes.c_uint * 3).from_address(c.attributes)
+            assert (c.count, number, value) == (1, 6, 1)
+            self.log.append(("overlap", c.stream or 0))
+        sizes = (c.gx, c.gy, c.gz, c.bx, c.by, c.bz, c.shared)
+        return int(self.cuLaunchKernel(function, *sizes, c.stream or 0, table, extra)[0])
 
     def cuModuleUnload(self, module: int) -> Any:
         self.modules.remove(module)
@@ -159,7 +219,7 @@ class FakeDriver:
     ) -> Any:  # fmt: skip
         if self._bad():
             return (Status.INVALID_CONTEXT,)
-        module, name = function
+        module, name = self.functions[function]
         assert module in self.modules, "the code was unloaded"
         assert (gy, gz, by, bz) == (1, 1, 1, 1)
         assert gx >= 1
@@ -172,7 +232,10 @@ class FakeDriver:
             self.capturing[stream].append((kernel, values, gx, bx, shared))
         else:
             self.log.append(("launch", stream))
-            kernel(values, gx, bx, shared)
+            if self.late is None:
+                kernel(values, gx, bx, shared)
+            else:
+                self.late.append((kernel, values, gx, bx, shared))
         return OK
 
     # ---- streams and graphs ---------------------------------------------------------------------------------------

@@ -124,6 +124,7 @@ template <class T> T __shfl_xor_sync(u32, T value, int mask) {
 template <class T> T __ldg(const T* p) { return *p; }
 DEVICE uint4 load_once(const u8* p) { return *(const uint4*)p; }
 DEVICE uint4 load_here(const u8* p) { return *(const uint4*)p; }
+DEVICE void store_packet(void* out, i64 index, u32 value, u32 serial) { ((u64*)out)[index] = (u64)serial << 32 | value; }
 
 // a copy of `size` bytes that ends where a page without access begins, but for up to `align` - 1 bytes
 static u8* guarded(const void* bytes, size_t size, size_t align) {
@@ -229,9 +230,23 @@ DEVICE void send(u32 to, const float (&v)[4], u32 barrier) {
   if (late) copies[barrier].push_back({to, kept.back()->data(), 16});
   else deliver(barrier, {to, kept.back()->data(), 16});
 }
+// ---- launches that overlap ------------------------------------------------------------------------------------------
+
+struct Pages { u8* begin; size_t size; };
+static std::vector<Pages> withheld;  // rows and answers: earlier launches are at work on them until they are waited for
+
+static void withhold(bool yes) {
+  for (const Pages& p : withheld)
+    if (mprotect(p.begin, p.size, yes ? PROT_NONE : PROT_READ | PROT_WRITE)) exit(6);
+}
+
+DEVICE void launch_dependents() {}
+DEVICE void wait_for_dependencies() { meet(blocks[current], "wait for dependencies", [] { withhold(false); }); }
+template <class T> DEVICE void hide(T*&) {}
 
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
 
+static inline u32 __float_as_uint(float v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
 static inline float __int2float_rn(int v) { return (float)v; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }

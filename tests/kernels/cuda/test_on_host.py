@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gigamlp as gm
-from gigamlp.errors import Unsupported
+from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.kernels.cuda.pack import pack
 from gigamlp.kernels.cuda.paths import Config
 from gigamlp.kernels.cuda.source import generate
@@ -22,7 +22,7 @@ from tests.reference_int8 import reference_mlp
 
 pytestmark = needs_compiler
 
-# name: (widths, options of the MLP, rows' dtype, output, dtype of the answers, path, tiles, warps, stages, weights)
+# name: (widths, options of the MLP, rows' dtype, output, dtype of the answers, configuration[, whether packets])
 CASES = {
     # the shapes of the benchmark's table
     "ring": ([784, 40, 10], {}, "uint8", "class", None, Config("ring", 1, 2, 2)),
@@ -105,6 +105,53 @@ CASES = {
         None,
         Config("wgmma", 4, 4, 6, outputs=32),
     ),
+    "packets": ([784, 40, 10], {}, "uint8", "class", None, Config("split", 1, 12, 1, "later"), True),
+    "packets of ids and margins": (
+        [333, 33, 11],
+        {},
+        "int8",
+        "margin",
+        "int32",
+        Config("split", 2, 3, 1, "global"),
+        True,
+    ),
+    "packets of logits": (
+        [75, 12, 7],
+        {"activation": "gelu"},
+        "uint8",
+        "logits",
+        "float16",
+        Config("split", 1, 2, 1),
+        True,
+    ),
+    "packets of two probabilities": (
+        [16, 8, 1],
+        {"head": "sigmoid"},
+        "uint8",
+        "proba",
+        None,
+        Config("split", 1, 1, 1, "later"),
+        True,
+    ),
+    "split, overlapping": ([240, 40, 10], {}, "uint8", "class", None, Config("split", 1, 2, 1, "later", overlap=True)),
+    "split, overlapping, odd bytes": (
+        [333, 9, 4],
+        {},
+        "uint8",
+        "margin",
+        None,
+        Config("split", 2, 3, 1, "later", overlap=True),
+    ),
+    "ring, overlapping, odd bytes": ([99, 24, 10], {}, "uint8", "class", None, Config("ring", 1, 2, 2, overlap=True)),
+    "window, overlapping": (
+        [64, 16, 10],
+        {"features": 160, "columns": [(48, 112)]},
+        "uint8",
+        "class",
+        None,
+        Config("window", 1, 2, 2, "later", overlap=True),
+    ),
+    "direct, overlapping": ([100, 16, 10], {}, "uint8", "class", None, Config("direct", 1, 2, 3, overlap=True)),
     "no hidden layer, multilabel": (
         [50, 21],
         {"head": "multilabel"},
@@ -126,10 +173,11 @@ CASES = {
 
 @pytest.fixture(scope="module", params=list(CASES))
 def case(request, tmp_path_factory):
-    widths, options, rows, output, dtype, config = CASES[request.param]
+    widths, options, rows, output, dtype, config, *packets = CASES[request.param]
     mlp = cases.make(widths, **options)
     integer, network = cases.form(mlp, output, dtype, rows)
-    kernel = HostKernel(generate(network, config), tmp_path_factory.mktemp("host"))
+    made = generate(network, config, packets=bool(packets))
+    kernel = HostKernel(made, tmp_path_factory.mktemp("host"))
     return mlp, integer, network, config, kernel, rows
 
 
@@ -208,6 +256,24 @@ def test_the_check_sees_a_wrong_kernel(tmp_path):
     wrong = dataclasses.replace(made, source=made.source.replace(right, right.replace("high", "low")))
     with pytest.raises(AssertionError):
         cases.run(HostKernel(wrong, tmp_path), integer, network, config, [cases.rows_for(mlp, 20)])
+
+
+def test_the_host_sees_rows_that_are_read_before_earlier_launches_have_ended(tmp_path):
+    mlp = cases.make([64, 16, 10])
+    integer, network = cases.form(mlp)
+    for path in ("split", "ring", "direct"):
+        made = generate(network, Config(path, 1, 2, 1, overlap=True))
+        wait = "void wait_for_earlier() {\n#if OVERLAP"
+        assert wait in made.source
+        wrong = dataclasses.replace(made, source=made.source.replace(wait, wait.replace("OVERLAP", "0")))
+        with pytest.raises(AssertionError, match="exit"):
+            HostKernel(wrong, tmp_path)(pack(integer, network, path == "ring"), [cases.rows_for(mlp, 17)])
+
+
+def test_packets_are_for_the_split_path_only():
+    _, network = cases.form(cases.make([64, 16, 10]))
+    with pytest.raises(InvalidInput, match="'split' only, not on 'ring'"):
+        generate(network, Config("ring", 1, 2, 1), packets=True)
 
 
 def test_the_host_sees_reads_past_the_rows(tmp_path):

@@ -201,6 +201,34 @@ def test_every_configuration_fits_its_gpu(gpu, name, rows):
         assert few[0].path == "split"
 
 
+@needs_nvrtc
+@pytest.mark.parametrize("path", ["split", "direct", "ring"])
+def test_the_compiler_leaves_the_reading_of_rows_behind_the_wait(path):
+    """What is known to be constant may be read at any time; rows that an earlier launch writes are not."""
+    _, network = cases.form(cases.make([333, 24, 10]))
+    text = ptx(generate(network, Config(path, 1, 4, 1, "later", overlap=True)).source)
+    before, _, after = text.partition("griddepcontrol.wait")
+    assert "griddepcontrol.launch_dependents" in before
+    assert "ld.global.nc.v4" in before  # weights
+    constant = [line.split()[0] for line in after.splitlines() if "ld.global.nc" in line]
+    # a table's entries and the codes of a path that keeps them in L2; no bytes and words of rows
+    assert not {"ld.global.nc.u8", "ld.global.nc.L2::128B.v4.u32"} & set(constant)
+    plain = ptx(generate(network, Config(path, 1, 4, 1, "later")).source)
+    assert "griddepcontrol" not in plain
+    assert "ld.global.nc.u8" in plain
+
+
+def ptx(source):
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"k.cu", 0, [], [])
+    (status,) = nvrtc.nvrtcCompileProgram(program, 2, [b"-arch=compute_90a", b"-std=c++17"])
+    assert not int(status)
+    text = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+    nvrtc.nvrtcGetPTX(program, text)
+    return text.decode()
+
+
 def test_old_gpus_are_refused():
     _, network = cases.form(cases.make([16, 8, 4]))
     with pytest.raises(Unsupported, match=r"7\.0.*7\.5"):

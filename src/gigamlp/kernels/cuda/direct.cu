@@ -2,11 +2,15 @@
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(PARAMETERS) {
   extern __shared__ __align__(128) u8 shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+  let_next_begin();
   copy_weights(shared, packed);
+  wait_for_earlier();
   __syncthreads();
   const u8* codes = SHARED_FROM == 0 ? shared : packed;
   const u8* rest = SHARED_FROM < PACKED_BYTES ? shared : packed + SHARED_FROM;
-  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
+  Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
+  job.x = after_wait(job.x);
+  job.table = after_wait(job.table);
   const u32 steps = job.per_batch * batches;
   for (u32 step = warp * gridDim.x + blockIdx.x; step < steps; step += gridDim.x * WARPS) {
     const Place at = find(job, step);

@@ -2,8 +2,9 @@
 //
 // source.py writes #defines before this text: the network (K, K_OFFSET, FEATURES, H0, LATER, WIDTHS, ACTIVATIONS,
 // CLASSES, HEAD, OUTPUT, SIGNED_ROWS, ID, VALUE_BITS), its arithmetic (COMPUTE, EXPAND, TERMS, MASKED, LATER_TF32), the
-// packed weights' sections (MASK_AT, AFFINE_AT, BIAS_AT, WEIGHT_AT, PACKED_BYTES), and the path with its sizes (PATH,
-// ORDER, ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM). Sizes of rows (K, K_OFFSET, FEATURES) are bytes.
+// packed weights' sections (MASK_AT, AFFINE_AT, BIAS_AT, WEIGHT_AT, PACKED_BYTES), the path with its sizes (PATH, ORDER,
+// ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM, CLUSTER), PACKETS (answers go to the host, as packets) and OVERLAP
+// (a launch may begin while the one before it in the stream still runs). Sizes of rows (K, K_OFFSET, FEATURES) are bytes.
 //
 // A warp computes TILES tiles of 16 rows. In the fragments of mma.m16n8k32 a lane (g = lane / 4, t = lane % 4) has words
 // of rows g and g + 8 and of output g. A sum over features does not care about their order, so each lane takes 16
@@ -138,20 +139,22 @@ struct Job {       // what the kernel was given
   i64 stride, rows;
   const i64* table;
   u32 per_batch;   // steps of ROWS rows in a batch
+  u32 serial;      // of the launch, in its packets
 };
 
 struct Place {     // one step: rows `first` .. of a batch of `rows`
   const u8* x;
   void *out, *out2;
   i64 first, rows;
+  u32 serial;
 };
 
 DEVICE Place find(const Job& job, u32 step) {
-  if (!job.table) return {job.x, job.out, job.out2, (i64)step * ROWS, job.rows};
+  if (!job.table) return {job.x, job.out, job.out2, (i64)step * ROWS, job.rows, job.serial};
   const u32 batch = step / (job.per_batch ? job.per_batch : 1);  // 0 where no batch has rows: one block comes all the same
   const i64* entry = job.table + 4 * batch;
   return {(const u8*)__ldg(entry), (void*)__ldg(entry + 1), (void*)__ldg(entry + 2),
-          (i64)(step - batch * job.per_batch) * ROWS, __ldg(entry + 3)};
+          (i64)(step - batch * job.per_batch) * ROWS, __ldg(entry + 3), job.serial};
 }
 
 // ---- words of rows and codes ----------------------------------------------------------------------------------------
@@ -187,13 +190,20 @@ template <int W> DEVICE Words<W * PARTS> codes_at(const u8* codes, int unit, int
   return v;
 }
 
+// What __ldg reads must not change while the kernel runs. Rows do if the launch before writes them: then plain loads,
+// which see what was waited for.
+template <class T> DEVICE T row_load(const T* p) {
+  if constexpr (OVERLAP) return *p;
+  else return __ldg(p);
+}
+
 // the word at p, a multiple of 4; bytes from `end` on are no part of the rows, and 0
 DEVICE u32 word_at(const u8* p, const u8* end) {
   if constexpr (IN_SHARED) return *(const u32*)p;
-  if (p + 4 <= end) return __ldg((const u32*)p);
+  if (p + 4 <= end) return row_load((const u32*)p);
   u32 v = 0;
   if constexpr (ALIGN == 1)
-    for (int i = 0; i < 3; i++) if (p + i < end) v |= (u32)__ldg(p + i) << 8 * i;
+    for (int i = 0; i < 3; i++) if (p + i < end) v |= (u32)row_load(p + i) << 8 * i;
   return v;
 }
 
@@ -205,7 +215,7 @@ template <int W> DEVICE Words<W> row_at(const u8* p, const u8* end) {
   } else if constexpr (ALIGN == 16 && W == 16) {
     put(v, PATH == WGMMA ? load_here(p) : load_once(p));
   } else if constexpr (ALIGN == 16) {
-    put(v, __ldg((const typename Vector<W>::type*)p));
+    put(v, row_load((const typename Vector<W>::type*)p));
   } else if constexpr (ALIGN == 4) {
 #pragma unroll
     for (int i = 0; i < W / 4; i++) v.w[i] = word_at(p + 4 * i, end);
@@ -314,9 +324,22 @@ DEVICE float quad_sum(float v) {
   return v + __shfl_xor_sync(~0u, v, 2);
 }
 
-DEVICE void store(void* out, i64 index, float v) {
-  if constexpr (VALUE_BITS == 16) ((u16*)out)[index] = half_of(v);
+// A packet is a value and the launch's serial number, 8 bytes that arrive together: a host that sees the number has the
+// value too. So nothing has to say that all are there, and no write needs to wait for another.
+DEVICE void store(const Place& at, void* out, i64 index, float v) {
+  if constexpr (PACKETS) store_packet(out, index, __float_as_uint(v), at.serial);
+  else if constexpr (VALUE_BITS == 16) ((u16*)out)[index] = half_of(v);
   else ((float*)out)[index] = v;
+}
+
+DEVICE void store_id(const Place& at, i64 row, int id) {
+  if constexpr (PACKETS) store_packet(at.out, row, id, at.serial);
+  else ((ID*)at.out)[row] = (ID)id;
+}
+
+DEVICE void store_margin(const Place& at, i64 row, float v) {
+  if constexpr (PACKETS) store_packet(at.out2, row, __float_as_uint(v), at.serial);
+  else ((float*)at.out2)[row] = v;
 }
 
 // the answers for one tile from its logits; lane (g, t) has columns 8 j + 2 t and the next one
@@ -331,10 +354,15 @@ template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0,
       if (mine && t == 0) {
         if constexpr (OUTPUT == PROBA) {
           const float p = activate<LOGISTIC>(z);
-          ((float2*)at.out)[row] = make_float2(1.f - p, p);
+          if constexpr (PACKETS) {
+            store(at, at.out, 2 * row, 1.f - p);
+            store(at, at.out, 2 * row + 1, p);
+          } else {
+            ((float2*)at.out)[row] = make_float2(1.f - p, p);
+          }
         } else {
-          ((ID*)at.out)[row] = z > 0.f;
-          if constexpr (OUTPUT == MARGIN) ((float*)at.out2)[row] = fabsf(z);
+          store_id(at, row, z > 0.f);
+          if constexpr (OUTPUT == MARGIN) store_margin(at, row, fabsf(z));
         }
       }
     } else if constexpr (OUTPUT == CLASS || OUTPUT == MARGIN) {
@@ -358,8 +386,8 @@ template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0,
         if (other > best || (other == best && other_id < id)) { best = other; id = other_id; }
       }
       if (mine && t == 0) {
-        ((ID*)at.out)[row] = (ID)id;
-        if constexpr (OUTPUT == MARGIN) ((float*)at.out2)[row] = best - second;
+        store_id(at, row, id);
+        if constexpr (OUTPUT == MARGIN) store_margin(at, row, best - second);
       }
     } else {
       float most = 0.f, scale = 1.f;
@@ -387,7 +415,7 @@ template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0,
           const int column = 8 * j + 2 * t + i;
           float v = c[j][2 * r + i];
           if constexpr (OUTPUT == PROBA) v = HEAD == MULTILABEL ? activate<LOGISTIC>(v) : v * scale;
-          if (mine && (8 * j + 8 <= CLASSES || column < CLASSES)) store(at.out, row * CLASSES + column, v);
+          if (mine && (8 * j + 8 <= CLASSES || column < CLASSES)) store(at, at.out, row * CLASSES + column, v);
         }
     }
   }
@@ -488,6 +516,37 @@ DEVICE void copy_weights(u8* to, const u8* packed) {
     *(uint4*)(to + i - SHARED_FROM) = __ldg((const uint4*)(packed + i));
 }
 
+#if PACKETS
+#define SERIAL , u32 serial
+#else
+#define SERIAL
+constexpr u32 serial = 0;
+#endif
+
 #define PARAMETERS                                                                                                  \
   const u8 *__restrict__ x, i64 stride, const u8 *__restrict__ packed, void *__restrict__ out, void *__restrict__ out2, \
-      i64 rows, const i64 *__restrict__ table, int batches
+      i64 rows, const i64 *__restrict__ table, int batches SERIAL
+
+// The next launch of the stream may begin from here on, if it is one that waits by itself. Then, before anything that
+// an earlier launch may have written is read, or anything that it may read is written, all that was before is waited
+// for: by every block, or one launch could end before an earlier one has.
+DEVICE void let_next_begin() {
+#if OVERLAP
+  launch_dependents();
+#endif
+}
+
+DEVICE void wait_for_earlier() {
+#if OVERLAP
+  wait_for_dependencies();
+#endif
+}
+
+// `p`, of which the compiler cannot know that loads through it could as well come before the wait: it takes what __ldg
+// reads for constant, and moves it
+template <class T> DEVICE T* after_wait(T* p) {
+#if OVERLAP
+  hide(p);
+#endif
+  return p;
+}

@@ -141,11 +141,11 @@ class Graph:
 
     Parameters
     ----------
-    launches : sequence of Launch
+    launches : sequence of Launch or QuickLaunch
         All of one device, at least one.
     """
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    def __init__(self, launches: Sequence[Any]) -> None:
         driver = api()
         gpu = launches[0].kernel.gpu
         self.gpu = gpu

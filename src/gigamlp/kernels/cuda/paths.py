@@ -42,6 +42,9 @@ class Config:
         Which weights a block copies to its shared memory: all, all but the first layer's codes, none.
     outputs : int
         First-layer outputs of a block, if the blocks of a cluster share them (``wgmma``); else 0.
+    overlap : bool
+        Whether a launch may begin while the launch before it in the stream still runs (programmatic dependent launch,
+        9.0 and later). It fetches weights meanwhile, and waits before it reads rows or writes answers.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Config:
     stages: int
     weights: str = "shared"
     outputs: int = 0
+    overlap: bool = False
 
     @property
     def wide(self) -> bool:
@@ -61,7 +65,8 @@ class Config:
         """The configuration in one word."""
         kept = "" if self.weights == "shared" or self.path == "split" else f"-{self.weights}"
         share = f"n{self.outputs}" if self.outputs else ""
-        return f"{self.path}-t{self.tiles}w{self.warps}s{self.stages}{share}{kept}"
+        overlap = "-overlap" if self.overlap else ""
+        return f"{self.path}-t{self.tiles}w{self.warps}s{self.stages}{share}{kept}{overlap}"
 
     def cluster(self, network: Network) -> int:
         """Return how many blocks share the first layer."""
@@ -93,7 +98,7 @@ def configs(
     --------
     >>> network = Network(784, 0, 784, 40, (10,), ("relu", "identity"), "softmax", "class", "uint8", False, ((0, 784),))
     >>> [each.label for each in configs(network, (9, 0), 232_448, 1 << 21)]
-    ['ring-t1w7s2', 'ring-t2w7s1', 'ring-t1w15s1', 'direct-t2w8s4', 'direct-t1w8s4']
+    ['ring-t1w7s2', 'ring-t2w7s1', 'ring-t1w15s1', 'direct-t2w8s4', 'direct-t1w8s4', 'ring-t1w7s2-overlap']
     >>> [each.label for each in configs(network, (7, 5), 65_536, 1024)][:2]
     ['split-t1w12s1', 'split-t1w6s1']
     """
@@ -137,6 +142,10 @@ def configs(
         found = [*wgmma[:most], *rings[:most], *direct[: most if not rings else 2], *(split[:1] if full else [])]
         if rings and rings[0].weights != "shared" and (network.item > 1 or network.expand > 1):
             found.sort(key=lambda each: each.weights != "shared")
+    if capability >= (9, 0):  # the most promising ones again, as launches that overlap
+        each_path = [next((c for c in found if c.path == path), None) for path in ("split", "window", "ring", "direct")]
+        again = each_path if full else [next((c for c in found if c.path != "wgmma"), None)]
+        found += [replace(c, overlap=True) for c in again if c is not None]
     return tuple(dict.fromkeys(found))
 
 

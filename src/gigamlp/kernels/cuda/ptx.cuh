@@ -104,10 +104,16 @@ DEVICE u32 two_halves_relu(float low, float high) {
 }
 #endif
 
+#if OVERLAP  // rows may change until earlier launches have ended
+#define UNCHANGED ""
+#else
+#define UNCHANGED ".nc"
+#endif
+
 // 16 bytes that are read once; the L2 cache fetches 128 for the lanes beside
 DEVICE uint4 load_once(const u8* p) {
   uint4 v;
-  asm volatile("ld.global.nc.L2::128B.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global" UNCHANGED ".L2::128B.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 
@@ -119,7 +125,16 @@ DEVICE uint4 load_here(const u8* p) {
   return v;
 }
 
+// one store of 8 bytes, which the host never sees in part
+DEVICE void store_packet(void* out, i64 index, u32 value, u32 serial) {
+  asm volatile("st.relaxed.sys.global.u64 [%0],%1;" ::"l"((u64*)out + index), "l"((u64)serial << 32 | value) : "memory");
+}
+
 #if __CUDA_ARCH__ >= 900
+DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+template <class T> DEVICE void hide(T*& p) { asm volatile("" : "+l"(p)::"memory"); }
+
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 DEVICE void barrier_init(u32 barrier, u32 arrivals = 1) {

@@ -12,7 +12,7 @@ DEVICE void fill(const Job& job, u32 step, u8* slot, u32 barrier, int lane) {
   if constexpr (PATH == RING) {
     const u32 bytes = count * FEATURES, bulk = bytes & ~15u;
     if constexpr (FEATURES % 16 != 0) {  // the last rows of a batch may end between multiples of 16
-      if (bulk + lane < bytes) slot[bulk + lane] = __ldg(from + bulk + lane);
+      if (bulk + lane < bytes) slot[bulk + lane] = row_load(from + bulk + lane);
       fence_async();
     }
     if (lane == 0) {
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   u8* slots = shared + warp * STAGES * SLOT;
   u64* barriers = (u64*)(copied + PACKED_BYTES - SHARED_FROM) + warp * STAGES;
-  const Job job{x, out, out2, PATH == RING ? FEATURES : stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
+  Job job{x, out, out2, PATH == RING ? FEATURES : stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
   const u32 steps = job.per_batch * batches, hop = gridDim.x * WARPS;
   u32 step = warp * gridDim.x + blockIdx.x;  // few rows are spread over all multiprocessors
   if (lane == 0) {
@@ -41,9 +41,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
     fence_async();
   }
   __syncwarp();
+  let_next_begin();
+  if (OVERLAP) copy_weights(copied, packed);
+  wait_for_earlier();
+  job.x = after_wait(job.x);
+  job.table = after_wait(job.table);
   for (int s = 0; s < STAGES; s++)
     if (step + s * hop < steps) fill(job, step + s * hop, slots + s * SLOT, shared_address(barriers + s), lane);
-  copy_weights(copied, packed);
+  if (!OVERLAP) copy_weights(copied, packed);
   __syncthreads();
   const u8* codes = SHARED_FROM == 0 ? copied : packed;
   const u8* rest = copied;

@@ -8,6 +8,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.errors import InvalidInput
 from gigamlp.integer import Integer
 from gigamlp.kernels.cuda.pack import pack, pack_slices
 from gigamlp.kernels.cuda.paths import PATHS, Config, layout, order, registers, shared_bytes, slice_of
@@ -31,12 +32,15 @@ class Generated:
         Of the kernel in it.
     network : Network
     config : Config
+    packets : bool
+        Whether the answers are packets for the host. The kernel then takes one argument more.
     """
 
     source: str
     name: str
     network: Network
     config: Config
+    packets: bool = False
 
     @property
     def block(self) -> int:
@@ -65,7 +69,9 @@ class Generated:
 
     @property
     def outputs(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """Shape (without the batch) and dtype of each output."""
+        """Shape (without the batch) and dtype of each output; a packet is two uint32, value bits and serial number."""
+        if self.packets:
+            return tuple(((*shape, 2), "uint32") for shape, _ in self.network.outputs)
         return self.network.outputs
 
     def pack(self, form: Form) -> NDArray[np.uint8]:
@@ -92,8 +98,13 @@ class Generated:
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
-def generate(network: Network, config: Config) -> Generated:
-    """Return the source for `network` on the path `config`.
+def generate(network: Network, config: Config, *, packets: bool = False) -> Generated:
+    """Return the source for `network` on the path `config`, with `packets` for a host that waits for its answers.
+
+    Raises
+    ------
+    InvalidInput
+        If that path has no packets: `split` has.
 
     Examples
     --------
@@ -102,6 +113,8 @@ def generate(network: Network, config: Config) -> Generated:
     >>> made.block, made.shared_bytes, made.packed_bytes, made.grid(1024, 1, 132, 1)
     (224, 209008, 33280, 64)
     """
+    if packets and config.path != "split":
+        raise InvalidInput(f"answers go to the host as packets on the path 'split' only, not on {config.path!r}")
     at, own = layout(network, config), slice_of(network, config)
     copied_from = {"shared": 0, "later": at.affine, "global": at.total}[config.weights]
     defines = {
@@ -137,13 +150,15 @@ def generate(network: Network, config: Config) -> Generated:
         "MIN_BLOCKS": _blocks(network, config),
         "SHARED_FROM": copied_from,
         "CLUSTER": config.cluster(network),
+        "PACKETS": int(packets),
+        "OVERLAP": int(config.overlap),
     }
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
     folder = files("gigamlp.kernels.cuda")
     texts = [folder.joinpath(name).read_text(encoding="utf-8") for name in _files(config)]
     if config.path == "wgmma":
         texts.insert(1, _wgmma(own.hidden, -(-(network.later or (8,))[0] // 8)))
-    return Generated("".join([head, *texts]), NAME, network, config)
+    return Generated("".join([head, *texts]), NAME, network, config, packets)
 
 
 def _wgmma(outputs: int, blocks: int) -> str:

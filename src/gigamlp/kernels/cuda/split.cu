@@ -9,9 +9,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   constexpr int KB = later_steps(NB);                           // A fragments of the next layer
   constexpr int EACH = LATER_TF32 ? 1 : 2;                      // blocks of an A fragment
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
+  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial};
+  let_next_begin();
   const Place at = find(job, blockIdx.x);
-  if (at.first >= at.rows) return;
+  if (at.first >= at.rows) {
+    wait_for_earlier();
+    return;
+  }
   const u8* end = at.x + (at.rows - 1) * stride + K_OFFSET + K;
   const u8* p[2 * TILES];
 #pragma unroll
@@ -27,29 +31,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   clear(sums);
 #pragma unroll(OWN <= 16 ? 16 : 1)
   for (int first = 0; first < OWN; first += GROUP) {
+    // weights need not wait for earlier launches, rows have to; without OVERLAP there is one pass with both
 #pragma unroll
-    for (int s = 0; s < GROUP; s++) {
-      const int u = (first + s) * WARPS + warp;
-      if (first + s < OWN && u < UNITS) {
+    for (int pass = 0; pass <= OVERLAP; pass++) {
+      const bool of_rows = pass == OVERLAP, of_codes = pass == 0;
+      if (first == 0 && of_rows) {
+        wait_for_earlier();
 #pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) a[s][i] = row_at<16>(p[i] + unit_at(u, t), end);
-#pragma unroll
-        for (int j = 0; j < NB; j++) w[s][j] = codes_at<16>(packed, u, j, lane);
-      }
-    }
-    if (first == 0) {
-#pragma unroll
-      for (int i = 0; i < 2 * TILES; i++) {
-        if (HAS_8) a8[i] = row_at<8>(p[i] + unit_8_at(t), end);
-        if (HAS_4) a4[i] = row_at<4>(p[i] + unit_4_at(t), end);
+        for (int i = 0; i < 2 * TILES; i++) p[i] = after_wait(p[i]);
       }
 #pragma unroll
-      for (int s = 0; s < SHARE; s++) {
-        const int j = s * WARPS + warp;
-        if (HAS_8 && j < NB) w8[s] = codes_at<8>(packed, 0, j, lane);
-        if (HAS_4 && j < NB) w4[s] = codes_at<4>(packed, 0, j, lane);
+      for (int s = 0; s < GROUP; s++) {
+        const int u = (first + s) * WARPS + warp;
+        if (first + s < OWN && u < UNITS) {
+#pragma unroll
+          for (int i = 0; i < 2 * TILES; i++) if (of_rows) a[s][i] = row_at<16>(p[i] + unit_at(u, t), end);
+#pragma unroll
+          for (int j = 0; j < NB; j++) if (of_codes) w[s][j] = codes_at<16>(packed, u, j, lane);
+        }
       }
-      copy_weights(shared, packed);
+      if (first == 0) {
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; i++) {
+          if (HAS_8 && of_rows) a8[i] = row_at<8>(p[i] + unit_8_at(t), end);
+          if (HAS_4 && of_rows) a4[i] = row_at<4>(p[i] + unit_4_at(t), end);
+        }
+#pragma unroll
+        for (int s = 0; s < SHARE; s++) {
+          const int j = s * WARPS + warp;
+          if (HAS_8 && of_codes && j < NB) w8[s] = codes_at<8>(packed, 0, j, lane);
+          if (HAS_4 && of_codes && j < NB) w4[s] = codes_at<4>(packed, 0, j, lane);
+        }
+        if (of_codes) copy_weights(shared, packed);
+      }
     }
 #pragma unroll
     for (int s = 0; s < GROUP; s++)

@@ -135,7 +135,7 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
   u64* taken = full + GROUPS;
   u64* turns = taken + GROUPS;                                         // whose turn it is to multiply
   volatile int* alone = (volatile int*)(turns + 2);                    // whether the other group has no more steps
-  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
+  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial};
   const u32 steps = job.per_batch * batches, hop = clusters * GROUPS;
   u32 step = occupied(job, group * clusters + blockIdx.x / CLUSTER, hop, steps);
 
