@@ -41,7 +41,7 @@ class Case:
 CASES = (
     Case("784-40-10 b1", 40, 1, 1 / 3.2e-6, "hot", visits=3),
     Case("784-40-10", 40, ROWS, 5.4e9),
-    Case("784-40-10 window 384 (cut weights)", 40, ROWS, 9.1e9, window=(208, 592)),
+    Case("784-40-10 window 384 (cut weights)", 40, ROWS, 9.1e9, window=(192, 576)),
     Case("784-64-10", 64, ROWS, 5.4e9),
     Case("784-40-10 b10000", 40, 10_000, 1.8e9, "hot"),
     Case("784-40-10 b1024", 40, 1024, 300e6, "hot"),

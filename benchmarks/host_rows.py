@@ -173,7 +173,10 @@ def sessions(report: Report, batches: list[int]) -> gm.Plan:
     """Sessions: staged copies, and a Plan for host rows."""
     mlp, device = report.mlp, report.device
     x, _, _ = inputs(mlp, max(batches))
-    plan = gm.optimize(mlp, "auto", batches, input_on="host", validation=(x, None), max_disagreement=0.02)
+    # with a budget: torch_compile takes a minute to compile, and no small batch of host rows is quickest by it
+    plan = gm.optimize(
+        mlp, "auto", batches, input_on="host", validation=(x, None), max_disagreement=0.02, budget_s=30.0
+    )
     print(plan.explain(), flush=True)
     for batch in batches:
         x, ids, _ = inputs(mlp, batch)

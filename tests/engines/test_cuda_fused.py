@@ -270,7 +270,9 @@ def configs(mlp: MLP, batch: int, dtype: str = "uint8", output: str = "class", e
     """Return the variants of a network: the first two of each path, or all."""
     found = ENGINE.variants(mlp, Spec("cuda:0", batch, dtype, output), full=True)
     first = found[0].get("dtype")
-    plain = [v for v in found if v.get("graph") is False and v.get("dtype") == first]
+    plain = [
+        v for v in found if v.get("graph") is False and v.get("dtype") == first and v.get("compute") in ("int8", None)
+    ]
     paths = {
         path: [v for v in plain if v.get("path") == path] for path in ("direct", "ring", "window", "split", "wgmma")
     }
@@ -461,7 +463,8 @@ from gigamlp.engines.cuda_fused import CudaFused
 from gigamlp.spec import Spec, Variant
 from tests.engines.torch_cases import net
 import torch
-for widths, rows in (((784, 40, 10), 77), ((100, 17, 5), 33), ((33, 5, 2), 19)):
+shapes = ((784, 40, 10), 77), ((100, 17, 5), 33), ((33, 5, 2), 19), ((784, 128, 10), 70), ((300, 300, 40, 4), 200)
+for widths, rows in shapes:
     mlp = net(*widths)
     seen = set()
     for v in CudaFused().variants(mlp, Spec("cuda:0", rows), full=True):

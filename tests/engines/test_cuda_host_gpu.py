@@ -241,7 +241,7 @@ def test_a_plan_for_host_rows_and_its_session():
 
 def overlapping(mlp: MLP, batch: int) -> list[Variant]:
     found = ENGINE.variants(mlp, Spec("cuda:0", batch), full=True)
-    return [v for v in found if v.get("overlap") and v.get("dtype") == "uint8"]
+    return [v for v in found if v.get("overlap") and v.get("dtype") == "uint8" and v.get("compute") == "int8"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="9.0 and later")
