@@ -87,6 +87,7 @@ def test_every_public_name_is_there() -> None:
 # module or package -> floor. A package's floor holds for all in it; a new module needs a line here.
 FLOORS = {
     "_atomic": 1,
+    "_graphs": 1,
     "activations": 1,
     "errors": 1,
     "measure": 1,

@@ -1,0 +1,74 @@
+"""Capture work in a CUDA Graph: the one place that knows what makes a capture safe."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["capture"]
+
+T = TypeVar("T")
+WARMUP_RUNS = 3
+
+
+def capture(
+    device: torch.device,
+    work: Callable[[], T],
+    *,
+    pool: Any = None,
+    stream: Any = None,
+    warm: Callable[[], object] | None = None,
+) -> tuple[torch.cuda.CUDAGraph, T, torch.cuda.Stream]:
+    """Capture `work` in a CUDA Graph; return the graph, what `work` returned during capture, and the capture stream.
+
+    A graph remembers the address of the cuBLAS workspace that its products use. torch keeps one workspace per stream,
+    and frees it when any graph captured on that stream is reset, or when Inductor records a graph of its own, under the
+    feet of the others (pytorch #193402); and its streams are 32 that it hands out in turn, so two graphs do meet. Hence
+    the workspaces are cleared after the warm-up: the capture then allocates one from the graph's own memory pool, which
+    lives as long as the graph, and clearing again afterwards leaves nothing behind that a later capture could pick up.
+    Inductor's own graphs do the same.
+
+    Parameters
+    ----------
+    device : torch.device
+    work : callable
+        What the graph will hold.
+    pool : graph memory pool, optional
+        That of other graphs which never run at the same time as this one.
+    stream : torch.cuda.Stream, optional
+        Where to capture; a new one if not given.
+    warm : callable, optional
+        What to run on the stream beforehand; by default `work`, three times.
+    """
+    import torch
+
+    with torch.cuda.device(device):
+        if stream is None:
+            make_stream: Any = torch.cuda.Stream  # its signature differs between torch versions
+            stream = make_stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            if warm is not None:
+                warm()
+            else:
+                for _ in range(WARMUP_RUNS):
+                    work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # collecting another graph now would synchronise, which a capture does not survive
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            # thread_local: what other threads of the process do meanwhile is no business of this capture
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                output = work()
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+            if collecting:
+                gc.enable()
+        torch.cuda.synchronize()
+    return graph, output, stream
