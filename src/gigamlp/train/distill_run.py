@@ -53,10 +53,12 @@ class Run:
         self.kept, self.progress, self.budget_s = kept, progress, budget_s
         self.graph = problem.rows.x.device.type == "cuda"
         self.clock = clock_for(settings.device)
+        self.watch = stopwatch()
 
     def result(self) -> Distillation:
         """Go through all stages."""
         settings = self.settings
+        self.watch = stopwatch()
         with stopwatch() as pooling:
             pool = make_pool(
                 self.problem.rows,
@@ -165,7 +167,8 @@ class Run:
                     self.clock.synchronize()
             spent += watch.seconds / few
         assert self.budget_s is not None
-        return max(1, min(recipe.epochs, int(0.9 * self.budget_s / spent)))
+        left = self.budget_s - self.watch.seconds
+        return max(1, min(recipe.epochs, int(0.9 * left / spent)))
 
     def _train(
         self, bank: Bank, plan: Sequence[int], name: str, history: list[Moment], place: tuple[int, int]

@@ -94,7 +94,7 @@ def distill(
     resume : bool
         Go on from `checkpoint` if it exists. Rows and settings must be the same.
     budget_s : float, optional
-        Give the students at most about so many seconds, by training fewer epochs than asked for.
+        Finish within about so many seconds: the students get fewer epochs if the time that is left asks for it.
 
     Returns
     -------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,16 +118,18 @@ class _Net(nn.Module):
 class ConvNets:
     """Convolutional networks whose logits are averaged: raw rows in, logits float32 [n, classes] out."""
 
-    def __init__(self, source: Encoded, nets: Sequence[nn.Module]) -> None:
+    def __init__(self, source: Encoded, nets: Sequence[_Net]) -> None:
         self.source = source
         self.nets = [net.eval().requires_grad_(False) for net in nets]
+        self._fused = [_fused(net, source.x.device) for net in self.nets]
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the logits of raw rows."""
         inputs = self.source.inputs(rows)
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.device.type == "cuda"):
-            found = torch.stack([net(inputs).float() for net in self.nets])
-        return found.mean(0)
+        if inputs.device.type == "cuda":
+            inputs = inputs.half()
+        with torch.no_grad():
+            return torch.stack([net(inputs).float() for net in self._fused]).mean(0)
 
     def state(self) -> dict[str, Array]:
         """Return all parameters: what `restore_conv` takes."""
@@ -135,6 +138,19 @@ class ConvNets:
             for index, net in enumerate(self.nets)
             for name, tensor in net.state_dict().items()
         }
+
+
+def _fused(net: _Net, device: torch.device) -> _Net:
+    """Return a copy with each normalisation folded into its convolution; on CUDA in float16."""
+    found = copy.deepcopy(net)
+    layers: list[nn.Module] = []
+    for layer in found.features:
+        if isinstance(layer, nn.BatchNorm2d):
+            layers[-1] = torch.nn.utils.fusion.fuse_conv_bn_eval(layers[-1], layer)  # type: ignore[type-var]
+        else:
+            layers.append(layer)
+    found.features = nn.Sequential(*layers)
+    return found.half() if device.type == "cuda" else found
 
 
 def restore_conv(source: Encoded, settings: ConvTeacher, state: dict[str, Array]) -> ConvNets:
@@ -188,7 +204,7 @@ def _net(source: Encoded, settings: ConvTeacher, seed: int) -> _Net:
     return net.to(source.x.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _fit_net(pool: Pool, settings: ConvTeacher, seed: Sequence[int], strength: float, progress: Progress) -> nn.Module:
+def _fit_net(pool: Pool, settings: ConvTeacher, seed: Sequence[int], strength: float, progress: Progress) -> _Net:
     device, source = pool.x.device, pool.source
     random = np.random.default_rng(seed)
     net = _net(source, settings, int(random.integers(2**31)))
@@ -210,8 +226,8 @@ def _fit_net(pool: Pool, settings: ConvTeacher, seed: Sequence[int], strength: f
     macs = batch * sum(each.numel() for each in net.parameters()) * math.prod(net.shape) // 4  # roughly
     try:
         net.train()
-        for epoch, copy in enumerate(plan):
-            order = torch.from_numpy(random.permutation(pool.rows) + copy * pool.rows).to(device)
+        for epoch, read in enumerate(plan):
+            order = torch.from_numpy(random.permutation(pool.rows) + read * pool.rows).to(device)
             chosen = torch.from_numpy(random.integers(_MASKS, size=pool.rows)).to(device)
             with cpu_threads(macs):
                 for step in range(steps):
