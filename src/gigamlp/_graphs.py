@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["capture"]
+__all__ = ["WARMUP_RUNS", "capture"]
 
 T = TypeVar("T")
-WARMUP_RUNS = 3
+WARMUP_RUNS = 3  # libraries load, Inductor's own graphs run once, record, and replay
 
 
 def capture(

@@ -5,7 +5,6 @@ This module needs torch.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,14 +13,13 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch
 
+from gigamlp._graphs import WARMUP_RUNS, capture
 from gigamlp.engines.torch_forward import Output
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.measure.clock import stopwatch
 from gigamlp.spec import Spec, Variant
 
 __all__ = ["DirectRunner", "Forward", "GraphRunner", "Job", "float32_problem", "plain_torch"]
-
-WARMUP_RUNS = 3  # on CUDA: libraries load, Inductor's own graphs run once, record, and replay
 
 
 class Forward(Protocol):
@@ -228,7 +226,7 @@ class GraphRunner(TorchRunner):
     ) -> None:
         super().__init__(job, forward, x)
         with stopwatch() as watch:
-            self._graph, self._output, self._stream = capture(self._device, lambda: self._call(self.input), pool)
+            self._graph, self._output, self._stream = capture(self._device, lambda: self._call(self.input), pool=pool)
         self.build_s = watch.seconds
         self._replay: Callable[[], None] = self._graph.replay
         self._guard(release, self._graph, self._device)
@@ -251,41 +249,6 @@ class GraphRunner(TorchRunner):
         if self._forward is not _closed:
             super().close()
             del self._output, self._replay, self._graph
-
-
-def capture(
-    device: torch.device, work: Callable[[], Output], pool: Any = None
-) -> tuple[torch.cuda.CUDAGraph, Output, torch.cuda.Stream]:
-    """Capture `work` in a CUDA Graph; return the graph, what `work` returned during capture, and the capture stream.
-
-    A graph remembers the address of the cuBLAS workspace that its products use. torch keeps one workspace per stream,
-    and frees it when any graph captured on that stream is reset, or when Inductor records a graph of its own, under the
-    feet of the others (pytorch #193402); and its streams are 32 that it hands out in turn, so two graphs do meet. Hence
-    the workspaces are cleared after the warm-up: the capture then allocates one from the graph's own memory pool, which
-    lives as long as the graph, and clearing again afterwards leaves nothing behind that a later capture could pick up.
-    Inductor's own graphs do the same.
-    """
-    with torch.cuda.device(device):
-        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_RUNS):
-                work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        collecting = gc.isenabled()
-        gc.disable()  # collecting another runner now would synchronise, which a capture does not survive
-        torch._C._cuda_clearCublasWorkspaces()
-        try:
-            # thread_local: what other threads of the process do meanwhile is no business of this capture
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                output = work()
-        finally:
-            torch._C._cuda_clearCublasWorkspaces()
-            if collecting:
-                gc.enable()
-        torch.cuda.synchronize()
-    return graph, output, stream
 
 
 def release(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gigamlp import _graphs
 from gigamlp.train.settings import matmul_precision
 
 if TYPE_CHECKING:
@@ -19,30 +20,29 @@ _WARM_STEPS = 3
 def capture(trainer: Trainer) -> tuple[Any, dict[int, Any]]:
     """Return the stream that captured, and one CUDA graph for each number of steps that the loop runs at once.
 
-    The stream and the memory pool belong to this trainer alone: graphs captured on one stream share a cuBLAS workspace,
-    so two trainers must not share a stream. Parameters and optimiser state are zeroed by the warm-up's end; call
-    `Trainer.reset` before training.
+    The stream and the memory pool belong to this trainer alone. Parameters and optimiser state are zeroed in the end;
+    call `Trainer.reset` before training.
     """
     state = (trainer.weights, trainer.average, trainer.mean, trainer.square)
-    with torch.no_grad(), torch.cuda.device(trainer.device):
-        make_stream: Any = torch.cuda.Stream  # its signature differs between torch versions
-        stream = make_stream(trainer.device)
-        stream.wait_stream(torch.cuda.current_stream(trainer.device))
-        pool = torch.cuda.graph_pool_handle()
-        graphs: dict[int, Any] = {}
-        with matmul_precision("tf32" if trainer.precision == "tf32" else "ieee"):
-            with torch.cuda.stream(stream):
-                for steps in (min(_WARM_STEPS, trainer.chunk), 1):
-                    trainer.run_steps(steps)
-            stream.synchronize()
-            for steps in trainer.graph_lengths():
-                graph = torch.cuda.CUDAGraph()
-                # thread_local: another thread's CUDA call is its own business and must not break this capture
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    trainer.run_steps(steps)
-                graphs[steps] = graph
-        with torch.cuda.stream(stream):
-            for tensor in state:
-                tensor.zero_()
-        stream.synchronize()
+    pool = torch.cuda.graph_pool_handle()
+    graphs: dict[int, Any] = {}
+    stream: Any = None
+
+    def warm() -> None:
+        for steps in (min(_WARM_STEPS, trainer.chunk), 1):
+            trainer.run_steps(steps)
+
+    with torch.no_grad(), matmul_precision("tf32" if trainer.precision == "tf32" else "ieee"):
+        for steps in trainer.graph_lengths():
+            graphs[steps], _, stream = _graphs.capture(
+                trainer.device,
+                lambda steps=steps: trainer.run_steps(steps),  # type: ignore[misc]
+                pool=pool,
+                stream=stream,
+                warm=warm,
+            )
+    with torch.no_grad(), torch.cuda.device(trainer.device), torch.cuda.stream(stream):
+        for tensor in state:
+            tensor.zero_()
+    stream.synchronize()
     return stream, graphs

@@ -1,6 +1,6 @@
 """What `distill` uses where nothing is said: losses and rates by width, phases, copies, epochs. NumPy only.
 
-The figures for images were found on 5,000 held-out training rows of MNIST; `docs/accuracy.md` has them.
+Those for images were found on held-out training rows of MNIST.
 """
 
 from __future__ import annotations

@@ -231,4 +231,6 @@ def _fingerprint(problem: Problem, settings: Settings, seed: int) -> str:
     for tensor in (problem.rows.x, problem.rows.y, problem.x_val, problem.y_val):
         if tensor is not None:
             digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+    for part in (problem.scaling.scale, problem.scaling.centre):
+        digest.update(np.asarray(part).tobytes())
     return digest.hexdigest()
