@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that a GPU machine can say about this tree, in one go: the gpu tests, then the numbers.
-# Usage: benchmarks/on_gpu.sh OUT [tests] [train] [quick] [session] [reproduce]     (all four if none is named)
+# Usage: benchmarks/on_gpu.sh OUT [tests] [train] [distill] [quick] [session] [reproduce]     (tests train session reproduce if none is named)
 # The machine needs torch with CUDA, pytest, hypothesis, and gigamlp's own dependencies on the path; nothing is installed.
 set -uo pipefail
 out=${1:?the folder for results}
@@ -24,6 +24,7 @@ for part in $parts; do
   case $part in
     tests) step gpu-tests timeout 240 python3 -m pytest -m gpu -q --maxfail=20 --durations=8 -p no:cacheprovider tests ;;
     train) step train-time timeout 200 python3 benchmarks/train_time.py --out "$out/train-time.json" ;;
+    distill) step distill timeout 280 python3 benchmarks/distill_h200.py --out "$out/distill" ;;
     session) step session-overhead timeout 120 python3 benchmarks/session_overhead.py --device cuda --out "$out/session-overhead.json" ;;
     quick) step quick timeout 150 python3 -m gigamlp reproduce --device cuda --quick --out "$out/quick" ;;
     reproduce) step reproduce timeout 560 python3 -m gigamlp reproduce --device cuda --out "$out/reproduce" ;;
