@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that a GPU machine can say about this tree, in one go: the gpu tests, then the numbers.
-# Usage: benchmarks/on_gpu.sh OUT [tests] [train] [quick] [fused] [session] [reproduce]
+# Usage: benchmarks/on_gpu.sh OUT [tests] [train] [distill] [quick] [fused] [session] [reproduce]
 # Without a part: tests, train, session and reproduce.
 # The machine needs torch with CUDA, pytest, hypothesis, and gigamlp's own dependencies on the path; nothing is installed.
 set -uo pipefail
@@ -26,6 +26,7 @@ for part in $parts; do
     tests) step gpu-tests timeout 240 python3 -m pytest -m gpu -q --maxfail=20 --durations=8 -p no:cacheprovider tests ;;
     train) step train-time timeout 200 python3 benchmarks/train_time.py --out "$out/train-time.json" ;;
     fused) step fused timeout 230 python3 benchmarks/fused_cuda.py --out "$out/fused-cuda.json" ;;
+    distill) step distill timeout 280 python3 benchmarks/distill_h200.py --out "$out/distill" ;;
     session) step session-overhead timeout 120 python3 benchmarks/session_overhead.py --device cuda --out "$out/session-overhead.json" ;;
     quick) step quick timeout 150 python3 -m gigamlp reproduce --device cuda --quick --out "$out/quick" ;;
     reproduce) step reproduce timeout 560 python3 -m gigamlp reproduce --device cuda --out "$out/reproduce" ;;

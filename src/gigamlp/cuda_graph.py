@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["recording"]
+__all__ = ["WARMUP_RUNS", "capture", "recording"]
+
+T = TypeVar("T")
+WARMUP_RUNS = 3  # libraries load, Inductor's own graphs run once, record, and replay
 
 
 @contextmanager
@@ -51,3 +54,44 @@ def recording(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.cud
         torch._C._cuda_clearCublasWorkspaces()
         if collecting:
             gc.enable()
+
+
+def capture(
+    device: torch.device,
+    work: Callable[[], T],
+    *,
+    pool: Any = None,
+    stream: Any = None,
+    warm: Callable[[], object] | None = None,
+) -> tuple[torch.cuda.CUDAGraph, T, torch.cuda.Stream]:
+    """Capture `work` in a CUDA Graph; return the graph, what `work` returned during capture, and the capture stream.
+
+    Parameters
+    ----------
+    device : torch.device
+    work : callable
+        What the graph will hold.
+    pool : graph memory pool, optional
+        That of other graphs which never run at the same time as this one.
+    stream : torch.cuda.Stream, optional
+        Where to capture; a new one if not given.
+    warm : callable, optional
+        What to run on the stream beforehand; by default `work`, three times.
+    """
+    import torch
+
+    with torch.cuda.device(device):
+        if stream is None:
+            make_stream: Any = torch.cuda.Stream  # its signature differs between torch versions
+            stream = make_stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            if warm is not None:
+                warm()
+            else:
+                for _ in range(WARMUP_RUNS):
+                    work()
+        with recording(stream, pool) as graph:
+            output = work()
+        torch.cuda.synchronize()
+    return graph, output, stream

@@ -44,6 +44,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp train --hidden 40 --from scratch --out reader-40.safetensors",
             "gigamlp train --method ridge --hidden 1024 --dtype float16",
             "gigamlp train --data rows.npy --labels labels.npy --hidden 64,32",
+            "gigamlp train --recipe distill --hidden 16,32,64 --seeds 4",
         ),
     ),
     "bench": (

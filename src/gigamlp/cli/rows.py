@@ -24,7 +24,7 @@ def load_dataset(data: Path | None, labels: Path | None) -> Dataset:
     if labels is not None:
         raise UsageError("--labels needs --data: labels of which rows?")
     x, y, x_test, y_test = load_mnist()
-    return Dataset(x, y, x_test, y_test, "mnist")
+    return Dataset(x, y, x_test, y_test, "mnist", (28, 28))
 
 
 def with_labels(dataset: Dataset) -> Dataset:

@@ -23,6 +23,7 @@ _Size = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
 
 def train(
     *,
+    recipe: Literal["distill"] | None = None,
     method: Literal["finetune", "ridge"] = "finetune",
     hidden: Widths = (512,),
     begin: Annotated[Literal["ridge", "scratch"] | None, Parameter(name="--from")] = None,
@@ -31,6 +32,11 @@ def train(
     lr: _Size = None,
     weight_decay: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
     alpha: _Size = None,
+    seeds: _Count = None,
+    teacher: Literal["auto", "conv", "mlp", "none"] | None = None,
+    augment: Literal["auto", "none"] | None = None,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+    resume: Annotated[bool, Parameter(negative=())] = False,
     validation: Annotated[int, Parameter(validator=validators.Number(gte=0), metavar="ROWS")] = 5000,
     data: DataPath = None,
     labels: LabelsPath = None,
@@ -45,9 +51,13 @@ def train(
     """Train an MLP on MNIST or on your own rows, and save it.
 
     First a ridge-ELM (random first layer, second layer by ridge regression), then all layers by cross-entropy.
+    With --recipe distill: networks of several widths and seeds at once, on augmented rows that a larger network has
+    answered; the seed of each width is chosen on held-out rows.
 
     Parameters
     ----------
+    recipe
+        distill: --hidden names one network a width, --out what their files' names begin with.
     method
         finetune: ridge, then cross-entropy. ridge: the ridge-ELM alone.
     begin
@@ -62,6 +72,16 @@ def train(
         Of AdamW.
     alpha
         Ridge penalty. Default: chosen on held-out rows of MNIST.
+    seeds
+        Networks per width, with --recipe distill. Default: 4.
+    teacher
+        The larger network, with --recipe distill. auto: conv for images on CUDA, none on a CPU; mlp for other rows.
+    augment
+        With --recipe distill. auto: images are distorted, other rows get noise and are mixed.
+    quick
+        A short training, with --recipe distill.
+    resume
+        Go on from where an interrupted --recipe distill with the same options stands.
     validation
         Rows that are held out of training to measure on; a sixth of the rows at most; 0 trains on all.
     name
@@ -71,6 +91,26 @@ def train(
     out
         Where the model goes.
     """
+    if recipe == "distill":
+        others = {"--from": begin, "--lr": lr, "--weight-decay": weight_decay, "--alpha": alpha, "--name": name}
+        _check_distill(method, others)
+        wanted: dict[str, Any] = {
+            "epochs": epochs,
+            "batch": batch,
+            "quick": quick,
+            "validation": validation,
+            "seed": seed,
+        }
+        wanted |= {"hidden": hidden, "seeds": seeds or 4, "device": device}
+        wanted |= {"teacher": _or_none(teacher), "augment": _or_none(augment)}
+        from gigamlp.cli.distill import distill
+        from gigamlp.cli.rows import load_dataset, with_labels
+
+        distill(with_labels(load_dataset(data, labels)), wanted, out, dtype, resume=resume, context=context)
+        return
+    only = {"--seeds": seeds, "--teacher": teacher, "--augment": augment, "--quick": quick, "--resume": resume}
+    if given := [option for option, value in only.items() if value]:
+        raise UsageError(f"{', '.join(given)}: only with --recipe distill")
     begin = begin or ("ridge" if len(hidden) == 1 else "scratch")
     _check(method, hidden, begin, {"--epochs": epochs, "--batch": batch, "--lr": lr, "--weight-decay": weight_decay})
     if alpha is not None and method == "finetune" and begin == "scratch":
@@ -134,6 +174,16 @@ def train(
             }
         )
     )
+
+
+def _check_distill(method: str, others: dict[str, Any]) -> None:
+    given = [option for option, value in others.items() if value is not None]
+    if method == "ridge" or given:
+        raise UsageError(f"--recipe distill takes no {', '.join(given) or '--method ridge'}")
+
+
+def _or_none(word: str | None) -> str | None:
+    return None if word == "none" else word or "auto"
 
 
 def _check(method: str, hidden: tuple[int, ...], begin: str, cross_entropy: dict[str, Any]) -> None:

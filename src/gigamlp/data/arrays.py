@@ -66,6 +66,8 @@ class Dataset:
     y_test : ndarray of int64 or str, shape [m], or None
     name : str
         The file or folder, without endings.
+    image_shape : (height, width) or None
+        Of the rows, if they came as grey images.
     """
 
     x: Array
@@ -73,6 +75,7 @@ class Dataset:
     x_test: Array | None
     y_test: Array | None
     name: str
+    image_shape: tuple[int, int] | None = None
 
 
 def load_arrays(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Dataset:
@@ -274,7 +277,8 @@ def _dataset(arrays: dict[str, Array], wheres: dict[str, str], name: str) -> Dat
         y_test = _labels(arrays["y_test"], len(x_test), wheres["y_test"])
         if y is not None and y.dtype.kind != y_test.dtype.kind:
             raise DataError(f"{wheres['y_test']}: test labels are {y_test.dtype}, expected {y.dtype} as in training")
-    return Dataset(x, y, x_test, y_test, name)
+    raw = arrays["x"].shape
+    return Dataset(x, y, x_test, y_test, name, (int(raw[1]), int(raw[2])) if len(raw) == 3 else None)
 
 
 def _rows(x: Array, where: str) -> Array:

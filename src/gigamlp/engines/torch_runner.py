@@ -13,15 +13,13 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch
 
-from gigamlp.cuda_graph import recording
+from gigamlp.cuda_graph import WARMUP_RUNS, capture
 from gigamlp.engines.torch_forward import Output
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.measure.clock import stopwatch
 from gigamlp.spec import Spec, Variant
 
 __all__ = ["DirectRunner", "Forward", "GraphRunner", "Job", "float32_problem", "plain_torch"]
-
-WARMUP_RUNS = 3  # on CUDA: libraries load, Inductor's own graphs run once, record, and replay
 
 
 class Forward(Protocol):
@@ -228,7 +226,7 @@ class GraphRunner(TorchRunner):
     ) -> None:
         super().__init__(job, forward, x)
         with stopwatch() as watch:
-            self._graph, self._output, self._stream = capture(self._device, lambda: self._call(self.input), pool)
+            self._graph, self._output, self._stream = capture(self._device, lambda: self._call(self.input), pool=pool)
         self.build_s = watch.seconds
         self._replay: Callable[[], None] = self._graph.replay
         self._guard(release, self._graph, self._device)
@@ -251,22 +249,6 @@ class GraphRunner(TorchRunner):
         if self._forward is not _closed:
             super().close()
             del self._output, self._replay, self._graph
-
-
-def capture(
-    device: torch.device, work: Callable[[], Output], pool: Any = None
-) -> tuple[torch.cuda.CUDAGraph, Output, torch.cuda.Stream]:
-    """Capture `work` in a CUDA Graph; return the graph, what `work` returned during capture, and the capture stream."""
-    with torch.cuda.device(device):
-        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_RUNS):
-                work()
-        with recording(stream, pool) as graph:
-            output = work()
-        torch.cuda.synchronize()
-    return graph, output, stream
 
 
 def release(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:

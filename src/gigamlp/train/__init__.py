@@ -1,4 +1,4 @@
-"""Training: the ridge-ELM (`ridge`) and fine-tuning by cross-entropy (`finetune`).
+"""Training: the ridge-ELM (`ridge`), fine-tuning by cross-entropy (`finetune`), and `distill`.
 
 Importing this package does not import torch; the first use of a name in it does.
 """
@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 from gigamlp.errors import Unsupported
 
 _PUBLIC = {
+    "Augment": "gigamlp.train.augment",
+    "Choice": "gigamlp.train.choices",
+    "ConvTeacher": "gigamlp.train.teacher",
+    "Distillation": "gigamlp.train.distill_values",
     "FAST": "gigamlp.train.recipe",
     "FinetuneFit": "gigamlp.train.ce",
+    "MLPTeacher": "gigamlp.train.teacher",
     "Recipe": "gigamlp.train.recipe",
     "RidgeFit": "gigamlp.train.elm",
+    "TableAugment": "gigamlp.train.augment",
     "default_recipe": "gigamlp.train.recipe",
+    "distill": "gigamlp.train.distillation",
     "finetune": "gigamlp.train.ce",
     "fit_finetune": "gigamlp.train.ce",
     "fit_ridge": "gigamlp.train.elm",
@@ -24,11 +31,18 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "Augment",
+    "Choice",
+    "ConvTeacher",
+    "Distillation",
     "FAST",
     "FinetuneFit",
+    "MLPTeacher",
     "Recipe",
     "RidgeFit",
+    "TableAugment",
     "default_recipe",
+    "distill",
     "finetune",
     "fit_finetune",
     "fit_ridge",
@@ -37,9 +51,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from gigamlp.train.augment import Augment, TableAugment
     from gigamlp.train.ce import FinetuneFit, finetune, fit_finetune
+    from gigamlp.train.choices import Choice
+    from gigamlp.train.distill_values import Distillation
+    from gigamlp.train.distillation import distill
     from gigamlp.train.elm import RidgeFit, fit_ridge, fit_ridge_widths, ridge
     from gigamlp.train.recipe import FAST, Recipe, default_recipe
+    from gigamlp.train.teacher import ConvTeacher, MLPTeacher
 
 
 def __getattr__(name: str) -> Any:

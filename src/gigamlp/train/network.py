@@ -19,10 +19,10 @@ from torch import Tensor
 from gigamlp.mlp import Layer
 from gigamlp.train.rows import Array
 
-__all__ = ["ACTIVATE", "Layout", "Workspace", "forward", "gradient", "pack", "unpack"]
+__all__ = ["ACTIVATE", "SILENT", "Layout", "Workspace", "forward", "gradient", "pack", "round_up", "unpack"]
 
 _ALIGN = 8  # float32 rows then start at multiples of 32 bytes, as the tensor-core kernels want
-_SILENT = -1e4  # bias of a padded class: its probability is exactly 0, in float16 too
+SILENT = -1e4  # bias of a padded class: its probability is exactly 0, in float16 too
 
 Backward: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (gradient, h or z) -> gradient, in place where possible
 
@@ -55,7 +55,8 @@ ACTIVATE: dict[str, Activation] = {
 }
 
 
-def _up(count: int, to: int = _ALIGN) -> int:
+def round_up(count: int, to: int = _ALIGN) -> int:
+    """Return the least multiple of `to` that is not below `count`."""
     return -(-count // to) * to
 
 
@@ -92,24 +93,24 @@ class Layout:
     def outputs(self) -> int:
         """Columns of the logits, silent classes included."""
         pad = self.pad_outputs and self.head == "softmax" and self.biased[-1] and self.activations[-1] == "identity"
-        return _up(self.widths[-1]) if pad else self.widths[-1]
+        return round_up(self.widths[-1]) if pad else self.widths[-1]
 
     def shapes(self) -> list[tuple[int, int]]:
         """Return ``(rows, cols)`` of each layer's matrix."""
         cols = [*self.widths[1:-1], self.outputs]
-        return [(_up(inputs + 1), out) for inputs, out in zip(self.widths[:-1], cols, strict=True)]
+        return [(round_up(inputs + 1), out) for inputs, out in zip(self.widths[:-1], cols, strict=True)]
 
     @property
     def size(self) -> int:
         """Elements of the flat tensor."""
-        return sum(_up(rows * cols, 16) for rows, cols in self.shapes())
+        return sum(round_up(rows * cols, 16) for rows, cols in self.shapes())
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the layers' matrices as views of `flat`."""
         found, begin = [], 0
         for rows, cols in self.shapes():
             found.append(flat[begin : begin + rows * cols].view(rows, cols))
-            begin += _up(rows * cols, 16)
+            begin += round_up(rows * cols, 16)
         return found
 
     def pieces(self, flat: Tensor, most: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -120,7 +121,7 @@ class Layout:
         for inputs, matrix, biased in zip(self.widths[:-1], self.views(flat), self.biased, strict=True):
             weight = matrix[:inputs].view(-1)
             share = max(1, most * weight.numel() // total)
-            weights += torch.split(weight, _up(-(-weight.numel() // share), 64))
+            weights += torch.split(weight, round_up(-(-weight.numel() // share), 64))
             if biased:
                 biases.append(matrix[inputs])
         return weights, biases
@@ -136,7 +137,7 @@ def pack(layout: Layout, layers: Sequence[tuple[Array, Array | None]]) -> Array:
             if bias is not None:
                 matrix[inputs, :out] = torch.from_numpy(bias.astype(np.float32))
         if index == layout.depth - 1:
-            matrix[inputs, out:] = _SILENT
+            matrix[inputs, out:] = SILENT
     return flat.numpy()
 
 
@@ -165,7 +166,7 @@ class Workspace:
     def __init__(self, layout: Layout, batch: int, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.hidden: list[Tensor] = []
         for index, width in enumerate(layout.widths[1:-1], start=1):
-            h = torch.zeros(batch, _up(width + 1), device=device, dtype=dtype)
+            h = torch.zeros(batch, round_up(width + 1), device=device, dtype=dtype)
             h[:, width] = float(layout.biased[index])
             self.hidden.append(h)
 
