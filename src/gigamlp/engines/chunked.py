@@ -145,8 +145,8 @@ def missing(packages: Sequence[str], extra: str) -> str | None:
     absent = [name for name in packages if find_spec(name) is None]
     if not absent:
         return None
-    verb = "is" if len(absent) == 1 else "are"
-    return f"{' and '.join(absent)} {verb} not installed; get it with: pip install 'gigamlp[{extra}]'"
+    verb, it = ("is", "it") if len(absent) == 1 else ("are", "them")
+    return f"{' and '.join(absent)} {verb} not installed; get {it} with: pip install 'gigamlp[{extra}]'"
 
 
 def check_spec(mlp: MLP, spec: Spec, library: str) -> None:

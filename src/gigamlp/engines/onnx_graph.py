@@ -79,9 +79,14 @@ def qdq_model(form: StaticInt8, output: str) -> bytes:
     g = _Graph(form.mlp, form.input_dtype)
     h = g.columns()
     scale, zero = g.constant("one", np.float32(1)), g.constant("zero.in", np.zeros((), form.input_dtype))
+    static = any(layer.out_scale is not None for layer in form.layers)
+    if not static:
+        # OpenVINO looks for int8 layers only in models that quantise something: the rows, then, by steps of 1. It drops
+        # that again. Without it the first layer is a float product, and 5 to 8 times slower
+        h = g.add("QuantizeLinear", g.add("Cast", h, to=g.type_code("float32")), scale, zero)
     for index, layer in enumerate(form.layers):
         h = g.add("DequantizeLinear", h, scale, zero)
-        h = g.activation(layer.activation, _integer_layer(g, h, index, layer))
+        h = g.activation(layer.activation, _integer_layer(g, h, index, layer, static))
         if layer.gain is not None:
             h = g.add("Mul", h, g.constant(f"gain.{index}", layer.gain))
         if layer.out_scale is not None:
@@ -93,8 +98,11 @@ def qdq_model(form: StaticInt8, output: str) -> bytes:
     return g.finish(h, output)
 
 
-def _integer_layer(g: _Graph, h: str, index: int, layer: IntegerLayer) -> str:
-    """Return dequantised rows times dequantised codes plus bias, in the form that runtimes make one int8 kernel of."""
+def _integer_layer(g: _Graph, h: str, index: int, layer: IntegerLayer, static: bool) -> str:
+    """Return dequantised rows times dequantised codes plus bias, in the form that runtimes make one int8 kernel of.
+
+    In a `static` network the bias is a whole number of the sums' unit, as static quantisation has it.
+    """
     out = layer.codes.shape[1]
     scale = g.constant(f"scale.{index}", layer.scale)
     zeros = g.constant(f"zeros.{index}", np.zeros(out, np.int8))
@@ -103,7 +111,7 @@ def _integer_layer(g: _Graph, h: str, index: int, layer: IntegerLayer) -> str:
     sums = np.rint(layer.bias / np.maximum(steps, _TINY))
     # onnxruntime adds the bias to the int32 sums; one that does not fit there stays float. It is subtracted, as of an
     # addition onnxruntime would make an int32 bias again, and saturate it
-    if np.abs(sums).max() > _LARGEST_INT32 - 255 * 128 * len(layer.codes) or steps.min() < _TINY:
+    if np.abs(sums).max() > _LARGEST_INT32 - 255 * 128 * len(layer.codes) or steps.min() < _TINY or not static:
         product = g.add("MatMul", h, weight)
         return g.add("Sub", product, g.constant(f"bias.{index}", -layer.bias.astype(np.float32)))
     none = g.constant(f"bias_zeros.{index}", np.zeros(out, np.int32))

@@ -17,6 +17,7 @@ _ENGINES = {
     "torch_compile": "gigamlp.engines.torch_compile:TorchCompile",
     "cuda_fused": "gigamlp.engines.cuda_fused:CudaFused",
     "onnxruntime": "gigamlp.engines.onnxruntime:OnnxRuntime",
+    "openvino": "gigamlp.engines.openvino:OpenVino",
 }
 
 
