@@ -37,13 +37,17 @@ def rows(mlp: MLP, n: int, dtype: str = "uint8", seed: int = 1) -> np.ndarray:
     return (rng.standard_normal((n, mlp.features)) * 255).astype(dtype)
 
 
-def calibrated(mlp: MLP, x: np.ndarray) -> MLP:
-    """The MLP with scheme ``w8a8``, its hidden steps from the largest values that the rows `x` give."""
+def calibrated(mlp: MLP, x: np.ndarray, zeros: bool = False) -> MLP:
+    """The MLP with scheme ``w8a8``, its hidden steps (and zero points) from the values that the rows `x` give."""
     h = mlp.read_columns(x).astype(np.float64) * mlp.input_scale + mlp.input_offset
     arrays = {}
     for index, layer in enumerate(mlp.layers[:-1]):
         h = apply_activation(layer.activation, h @ layer.weight.T + (0 if layer.bias is None else layer.bias))
-        arrays[f"hidden_scale.{index}"] = np.maximum(h.max(axis=0), 1e-3) / 255
+        low = np.minimum(h.min(axis=0), 0) if zeros else 0
+        step = np.maximum(h.max(axis=0) - low, 1e-3) / 255
+        arrays[f"hidden_scale.{index}"] = step
+        if zeros:
+            arrays[f"hidden_zero.{index}"] = np.rint(-low / step)
     return mlp.with_(scheme=Scheme("w8a8", arrays))
 
 
@@ -65,6 +69,8 @@ def emulate(form: StaticInt8, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         slack = 1.13 * slack  # no activation is steeper
         if layer.gain is not None:
             h, slack = h * layer.gain, slack * layer.gain
+        if layer.shift is not None:
+            h = h + layer.shift
         if layer.out_scale is not None:
             steps = h / layer.out_scale
             moved = np.abs(steps - np.floor(steps) - 0.5) < np.maximum(slack / layer.out_scale, 1e-3)

@@ -9,7 +9,7 @@ import gigamlp as gm
 from gigamlp.activations import ACTIVATIONS
 from gigamlp.engines.base import Engine
 from gigamlp.engines.static_int8 import static_int8
-from gigamlp.errors import InvalidInput, Unsupported
+from gigamlp.errors import InvalidInput, ModelError, Unsupported
 from gigamlp.mlp import MLP, Layer, Scheme
 from gigamlp.quantize import integer_form
 from gigamlp.spec import Spec, Variant
@@ -117,6 +117,20 @@ class PeerSuite:
         assert (np.abs(y - want) <= slack).all()
         exact = mlp.reference_logits(x)
         assert np.linalg.norm(y - exact) < 0.02 * np.linalg.norm(exact)  # eight bits
+
+    @pytest.mark.parametrize("activation", ["gelu", "tanh", "relu"])
+    def test_int8_with_zero_points(self, activation):
+        plain = net(37, 24, 15, 10, activation=activation)
+        try:
+            mlp = calibrated(plain, rows(plain, 500, seed=9), zeros=True)
+        except ModelError as error:
+            pytest.skip(str(error))  # this version's schemes have no zero points
+        x = rows(mlp, 100)
+        want, slack = emulate(static_int8(mlp, "uint8", "scheme"), x)
+        y = self.engine.build(mlp, Spec("cpu", 100, output="logits", threads=1)).run(x)
+        assert (np.abs(y - want) <= slack).all()
+        exact = mlp.reference_logits(x)
+        assert np.linalg.norm(y - exact) < 0.02 * np.linalg.norm(exact)
 
     def test_a_scheme_with_the_first_hidden_layer_only(self):
         plain = net(37, 24, 15, 10)

@@ -89,6 +89,8 @@ def qdq_model(form: StaticInt8, output: str) -> bytes:
         h = g.activation(layer.activation, _integer_layer(g, h, index, layer, static))
         if layer.gain is not None:
             h = g.add("Mul", h, g.constant(f"gain.{index}", layer.gain))
+        if layer.shift is not None:
+            h = g.add("Add", h, g.constant(f"shift.{index}", layer.shift))
         if layer.out_scale is not None:
             scale = g.constant(f"hidden_scale.{index}", np.float32(layer.out_scale))
             zero = g.constant(f"zero.{index}", np.uint8(layer.out_zero))

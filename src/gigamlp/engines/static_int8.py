@@ -1,8 +1,8 @@
 """An MLP in static int8, as the peers' QuantizeLinear graphs want it: int8 weights, uint8 hidden values, int32 biases.
 
 Where the ranges of the hidden values come from is a word of the variant, ``hidden``: ``scheme`` (the scales that the
-model's scheme ``w8a8`` carries), ``bound`` (the largest values that any row can give, from the weights: safe, and
-coarse), or ``float`` (they stay float32; only the first layer is integer, as in scheme ``w8``).
+model's scheme ``w8a8`` or ``w7`` carries), ``bound`` (the largest values that any row can give, from the weights: safe,
+and coarse), or ``float`` (they stay float32; only the first layer is integer, as in scheme ``w8``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEAST_ACTIVATION = -0.28  # gelu, gelu_tanh and silu end at -0.170, -0.170 and 
 
 @dataclass(frozen=True, eq=False)
 class IntegerLayer:
-    """One int8 layer: ``activation((x - zero) * in_scale @ (codes * scale) + bias) * gain``, then rounded to uint8.
+    """One int8 layer: ``activation(x * in_scale @ (codes * scale) + bias) * gain + shift``, then rounded to uint8.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class IntegerLayer:
     in_scale : float
         Step of the layer's input; the raw rows have 1.
     activation : str
-    gain : ndarray of float32 [out] or None
+    gain, shift : ndarray of float32 [out] or None
     out_scale : float or None
         Step of the layer's output; None if it stays float32.
     out_zero : int
@@ -56,6 +56,7 @@ class IntegerLayer:
     in_scale: float
     activation: str
     gain: Array | None = None
+    shift: Array | None = None
     out_scale: float | None = None
     out_zero: int = 0
 
@@ -82,20 +83,21 @@ def hidden_choices(mlp: MLP, input_dtype: str, *, full: bool) -> tuple[str, ...]
     if input_dtype not in RANGES:
         return ()
     name = None if mlp.scheme is None else mlp.scheme.name
-    if name == "w8a8" and scheme_scales(mlp):
+    if scheme_steps(mlp):
         return ("scheme", "float")
     return ("float", "bound") if full and name is None and mlp.hidden else ("float",)
 
 
-def scheme_scales(mlp: MLP) -> list[Array]:
-    """Return the steps of the hidden layers' uint8 values that the scheme carries, up to the first that is missing."""
-    found: list[Array] = []
-    arrays = {} if mlp.scheme is None else mlp.scheme.arrays
+def scheme_steps(mlp: MLP) -> list[tuple[Array, Array]]:
+    """Return (step, zero point) [out] of the hidden layers' bytes that the scheme carries, up to the first without."""
+    found: list[tuple[Array, Array]] = []
+    arrays = {} if mlp.scheme is None or mlp.scheme.name == "w8" else mlp.scheme.arrays
     for index, layer in enumerate(mlp.layers[:-1]):
-        step = arrays.get(f"hidden_scale.{index}")
-        if step is None or layer.activation not in ("relu", "logistic"):  # uint8 without a zero point: never negative
+        step, zero = arrays.get(f"hidden_scale.{index}"), arrays.get(f"hidden_zero.{index}", np.zeros(1))
+        if step is None:
             break
-        found.append(np.broadcast_to(step.astype(np.float64), (len(layer.weight),)))
+        width = (len(layer.weight),)
+        found.append((np.broadcast_to(step.astype(np.float64), width), np.broadcast_to(zero.astype(np.float64), width)))
     return found
 
 
@@ -108,10 +110,10 @@ def first_layer(mlp: MLP) -> tuple[Array, Array]:
         See `quantise`.
     """
     scheme = mlp.scheme
-    if scheme is not None and scheme.name == "w8a8":  # its first layer is that of w8
+    if scheme is not None and scheme.name != "w8":  # the first layer's arithmetic is the same in all
         own = {key: value for key, value in scheme.arrays.items() if key in ("codes.0", "scale.0")}
         scheme = Scheme("w8", own)
-    made = quantise(mlp.with_(scheme=scheme), "w8" if scheme is None else scheme.name).scheme
+    made = quantise(mlp.with_(scheme=scheme), "w8").scheme
     assert made is not None
     return made.arrays["codes.0"], made.arrays["scale.0"]
 
@@ -134,10 +136,10 @@ def static_int8(mlp: MLP, input_dtype: str, hidden: str) -> StaticInt8:
         If the numbers leave the range of float32.
     """
     codes, scale = first_layer(mlp)
-    given = scheme_scales(mlp) if hidden == "scheme" else []
+    given = scheme_steps(mlp) if hidden == "scheme" else []
     folded = fold(mlp)
     low, high = (np.full(mlp.features_read, float(end)) for end in RANGES[input_dtype])
-    in_scale, gains = 1.0, np.ones(mlp.features_read)
+    in_scale, gains, zeros = 1.0, np.ones(mlp.features_read), np.zeros(mlp.features_read)
     layers: list[IntegerLayer] = []
     for index, (weight, own, activation) in enumerate(folded):
         exact = weight.astype(np.float64)
@@ -148,32 +150,35 @@ def static_int8(mlp: MLP, input_dtype: str, hidden: str) -> StaticInt8:
         else:
             kept, steps = _codes(mlp, index, exact * gains[:, None], hidden == "scheme")
         last = index == len(folded) - 1
+        bias = bias - zeros @ (kept * steps)
         layer = IntegerLayer(np.ascontiguousarray(kept), _float32(steps), bias, in_scale, activation)
         if last or hidden == "float" or (hidden == "scheme" and index == len(given)):
             layers.append(layer)
             break
-        layer, in_scale, gains = _rounded(layer, given[index] if hidden == "scheme" else None, low, high)
+        layer, gains = _rounded(layer, given[index] if hidden == "scheme" else None, low, high)
+        in_scale, zeros = layer.out_scale or 1.0, np.zeros(len(gains)) if hidden == "bound" else given[index][1]
         layers.append(layer)
     return StaticInt8(mlp, input_dtype, tuple(layers), tuple(folded[len(layers) :]))
 
 
 def _rounded(
-    layer: IntegerLayer, step: Array | None, low: Array, high: Array
-) -> tuple[IntegerLayer, float, NDArray[np.float64]]:
-    """Return the layer with its output in uint8, the output's step, and what the next layer's inputs are to be times.
+    layer: IntegerLayer, given: tuple[Array, Array] | None, low: Array, high: Array
+) -> tuple[IntegerLayer, NDArray[np.float64]]:
+    """Return the layer with its output in uint8, and the factors by which the next layer's inputs are too small.
 
     ReLU and a positive factor change places: a step for each output goes into the weights, and costs nothing.
     """
     plain = (layer.codes, layer.scale, layer.bias, layer.in_scale, layer.activation)
-    if step is None and layer.activation != "relu":
+    if given is None and layer.activation != "relu":
         least, most = min(float(low.min()), 0.0), max(float(high.max()), 0.0)
         width = max((most - least) / 255, _TINY)
-        return IntegerLayer(*plain, out_scale=width, out_zero=round(-least / width)), width, np.ones(len(low))
-    each = np.where(high > _NEVER_ON, high / 255, 1.0) if step is None else step
-    if layer.activation == "relu":
+        return IntegerLayer(*plain, out_scale=width, out_zero=round(-least / width)), np.ones(len(low))
+    each = np.where(high > _NEVER_ON, high / 255, 1.0) if given is None else given[0]
+    if layer.activation == "relu" and (given is None or not given[1].any()):
         codes, scale, bias, in_scale, activation = plain
-        return IntegerLayer(codes, _float32(scale / each), bias / each, in_scale, activation, out_scale=1.0), 1.0, each
-    return IntegerLayer(*plain, gain=_float32(1 / each), out_scale=1.0), 1.0, each
+        return IntegerLayer(codes, _float32(scale / each), bias / each, in_scale, activation, out_scale=1.0), each
+    shift = None if given is None else given[1].astype(np.float32)
+    return IntegerLayer(*plain, gain=_float32(1 / each), shift=shift, out_scale=1.0), each
 
 
 def _codes(mlp: MLP, index: int, weight: Array, from_scheme: bool) -> tuple[Array, Array]:
