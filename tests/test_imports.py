@@ -17,7 +17,20 @@ SRC = Path(gigamlp.__file__).parent
 
 # ---- cost --------------------------------------------------------------------------------------------------------
 
-HEAVY = {"torch", "cuda", "pynvml", "matplotlib", "sklearn", "pandas", "onnx", "onnxruntime", "ray", "scipy", "triton"}
+HEAVY = {
+    "torch",
+    "cuda",
+    "pynvml",
+    "matplotlib",
+    "sklearn",
+    "pandas",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "ray",
+    "scipy",
+    "triton",
+}
 IMPORT = "import gigamlp"
 HELP = "import runpy; sys.argv = ['gigamlp', '--help']; runpy.run_module('gigamlp', run_name='__main__')"
 

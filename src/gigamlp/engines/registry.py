@@ -16,6 +16,8 @@ _ENGINES = {
     "torch_graph": "gigamlp.engines.torch_graph:TorchGraph",
     "torch_compile": "gigamlp.engines.torch_compile:TorchCompile",
     "cuda_fused": "gigamlp.engines.cuda_fused:CudaFused",
+    "onnxruntime": "gigamlp.engines.onnxruntime:OnnxRuntime",
+    "openvino": "gigamlp.engines.openvino:OpenVino",
 }
 
 

@@ -148,6 +148,8 @@ def versions() -> dict[str, str]:
         "numpy": _version("numpy"),
         "torch": _version("torch"),
         "triton": _version("triton"),
+        "onnxruntime": _version("onnxruntime"),
+        "openvino": _version("openvino"),
         "cuda": torch_cuda_version(),
         "driver": nvml.driver_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
