@@ -90,6 +90,8 @@ FLOORS = {
     "activations": 1,
     "errors": 1,
     "measure": 1,
+    "byteform": 2,
+    "codes": 2,
     "data": 2,
     "integer": 2,
     "layers": 2,
