@@ -8,6 +8,7 @@ says how many predictions change. ``docs/quantisation.md`` has the arithmetic, s
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "byte_form",
     "calibrate",
     "form_of",
+    "in_scheme",
     "integer_form",
     "quantise",
 ]
@@ -182,6 +184,17 @@ def form_of(mlp: MLP, input_dtype: str = "uint8") -> Integer | ByteForm:
     if mlp.scheme is not None and mlp.scheme.name in BYTE_SCHEMES:
         return byte_form(mlp, input_dtype)
     return integer_form(mlp, input_dtype)
+
+
+def in_scheme(mlp: MLP, scheme: object, ranges: Mapping[str, ArrayLike] | None) -> MLP:
+    """Return the model that an engine builds for a variant's option ``scheme``.
+
+    That is `mlp` itself, but with the codes of ``w8a8`` or ``w7`` where it has no scheme of its own and `ranges` (what
+    `calibrate` gave, also as plain lists) holds its hidden scales.
+    """
+    if scheme not in BYTE_SCHEMES or mlp.scheme is not None or ranges is None:
+        return mlp
+    return with_codes(mlp, str(scheme), {key: np.asarray(value) for key, value in ranges.items()})
 
 
 # ---- ranges ---------------------------------------------------------------------------------------------------------

@@ -120,7 +120,8 @@ class Session:
         self._check_finite = check_finite
         self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
         self._ladders: dict[tuple[str, str], Ladder] = {}
-        self._runners = Runners(mlp, self.device)
+        self._runners = Runners(mlp, self.device, self._choice.ranges)
+        self._one: Any = None  # the native call for a single row, once one was asked for
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
         self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
@@ -171,6 +172,54 @@ class Session:
             return labels
         out[...] = labels
         return out
+
+    def predict_one(self, row: Any) -> Any:
+        """Return the answer for one row: what ``predict(row[None])[0]`` is, with next to nothing around the engine.
+
+        Engine ``cpu_fused`` answers a uint8 or int8 row without a copy, a lock or a check of more than its type and
+        length. Threads may call it at the same time.
+
+        Parameters
+        ----------
+        row : array_like, shape [features]
+
+        Returns
+        -------
+        int, str, or what `predict` gives for a row
+            The class label as a Python object.
+
+        Examples
+        --------
+        >>> import numpy as np, gigamlp as gm
+        >>> mlp = gm.MLP([gm.Layer([[1.0, 0.0], [0.0, 1.0]])], classes=["left", "right"])
+        >>> with gm.Session(mlp, device="cpu", engine="numpy") as session:
+        ...     session.predict_one(np.array([3, 1], dtype=np.uint8))
+        'left'
+        """
+        one = self._one
+        if one is not None:
+            try:
+                return one(row)
+            except (ValueError, TypeError, BufferError):  # a row of another kind: the long way takes it or says why not
+                pass
+        return self._first_one(row)
+
+    def _first_one(self, row: Any) -> Any:
+        if isinstance(row, np.ndarray) and row.ndim == 1:
+            self._one = self._one or self._find_one(row)
+        answer = self.predict(row[None] if hasattr(row, "ndim") else [row])[0]
+        return answer.item() if getattr(answer, "ndim", 1) == 0 else answer
+
+    def _find_one(self, row: Array) -> Any:
+        """Return the engine's own call for a row like `row`, or None if it has none."""
+        dtype = self._asked_dtype or row.dtype.name
+        self._check_alive()
+        if self.mlp.head not in ("softmax", "sigmoid") or dtype not in ("uint8", "int8") or dtype != row.dtype.name:
+            return None
+        if dtype not in self._choice.dtypes:
+            return None
+        with self._runners.lock:
+            return getattr(self._runners.get(self._ladder(dtype, "class").cut(1)[0].rung).runner, "one", None)
 
     def class_ids(self, x: Any, *, out: Any = None) -> Any:
         """Return the int64 class index [n] of each row of `x`; ties go to the lowest index. See `predict` for `out`."""
@@ -252,6 +301,7 @@ class Session:
         if os.getpid() == self._pid:
             self._runners.close()
         self._runners.closed = True
+        self._one = None
         self._labels.clear()
 
     def __enter__(self) -> Session:

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from gigamlp.engines.base import Engine, Runner
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.engines.registry import engine_names
 from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
+from gigamlp.integer import RANGES
 from gigamlp.measure.clock import Clock, clock_for
 from gigamlp.measure.stats import percentile
 from gigamlp.measure.timing import Throughput, latency, throughput
 from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate, Plan
+from gigamlp.quantize import calibrate, in_scheme
 from gigamlp.spec import Spec, Variant
 from gigamlp.trial import Gate, fill, judge, launch, make_gate
 
 __all__ = ["Effort", "optimize", "try_candidates"]
 
+Array = NDArray[Any]
 Progress = Callable[[int, int, str], None]
 LATENCY_ROUNDS = 5
 LATE = "not tried: the budget had ended"
@@ -67,6 +71,7 @@ def optimize(
     output: str = "class",
     *,
     validation: tuple[ArrayLike, ArrayLike | None] | None = None,
+    calibration: ArrayLike | None = None,
     threads: int | None = None,
     min_accuracy: float | None = None,
     max_disagreement: float | None = None,
@@ -88,7 +93,10 @@ def optimize(
         See `Spec`.
     validation : (x, y) or (x, None), optional
         Rows, with labels if there are, that decide which candidates are accurate enough. Without them only engines
-        whose logits agree with float64 within 1e-3 relative compete.
+        whose logits agree with float64 within 1e-3 relative compete. For an MLP without a scheme they also give the
+        hidden ranges of candidates in scheme ``w8a8`` or ``w7``, unless `calibration` does.
+    calibration : array_like, optional
+        Rows that give these ranges, best some that the MLP was trained with.
     threads : int, optional
         CPU threads.
     min_accuracy, max_disagreement : float, optional
@@ -135,6 +143,7 @@ def optimize(
         raise InvalidInput("batch is empty; name at least one batch size")
     specs = [Spec(place, b, input_dtype, output, threads=threads) for b in dict.fromkeys(batches)]
     gate = make_gate(mlp, input_dtype, validation, min_accuracy=min_accuracy, max_disagreement=max_disagreement)
+    gate = replace(gate, ranges=_ranges(mlp, input_dtype, gate, calibration))
     clock = clock_for(place)
     began, deadline = clock.now(), None
     candidates: list[Candidate] = []
@@ -158,12 +167,22 @@ def optimize(
             "max_disagreement": gate.max_disagreement,
             "budget_s": budget_s,
             "full": effort.full,
+            **({} if gate.ranges is None else {"hidden_ranges": {k: v.tolist() for k, v in gate.ranges.items()}}),
         },
     )
     for spec in specs:
         if plan.winner(spec) is None:
             _explain_no_winner(plan, spec, budget_s is not None and clock.now() >= began + budget_s)
     return plan
+
+
+def _ranges(mlp: MLP, input_dtype: str, gate: Gate, calibration: ArrayLike | None) -> dict[str, Array] | None:
+    """Return what bytes in hidden layers must hold, from the rows that were given; None where no scheme needs it."""
+    if mlp.scheme is not None or input_dtype not in RANGES:
+        return None
+    if calibration is None and not gate.given:
+        return None
+    return calibrate(mlp, gate.x if calibration is None else calibration)
 
 
 def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
@@ -290,6 +309,7 @@ class _Search:
         if reason is None:
             try:
                 variants = list(e.variants(self.mlp, self.spec, full=self.effort.full))
+                variants += self._byte_variants(e)
             except Unsupported as error:
                 reason = error.reason
         if reason is not None:
@@ -298,13 +318,25 @@ class _Search:
         left_out = variants[len(chosen) :]
         return chosen, [Candidate(self.spec, e.name, v, rejected="not compiled: outside the grid") for v in left_out]
 
+    def _byte_variants(self, e: Engine) -> list[Variant]:
+        """Return the variants in schemes that need the hidden ranges which the gate's rows gave."""
+        found: list[Variant] = []
+        if self.gate.ranges is None or self.spec.input_dtype not in RANGES:
+            return found
+        for scheme in getattr(e, "byte_schemes", ()):
+            model = in_scheme(self.mlp, scheme, self.gate.ranges)
+            every = e.variants(model, self.spec, full=self.effort.full)
+            found += [v for v in every if v.get("scheme") == scheme]
+        return found
+
     def _build_one(self, e: Engine, blank: Candidate) -> tuple[Runner | None, Candidate]:
         """Build and judge one candidate; a failure of any kind becomes its reason, shown in the Plan."""
         runner: Runner | None = None
         try:
-            runner = e.build(self.mlp, self.spec, blank.variant)
+            model = in_scheme(self.mlp, blank.variant.get("scheme"), self.gate.ranges)
+            runner = e.build(model, self.spec, blank.variant)
             self.stack.callback(runner.close)
-            verdict = judge(e, self.mlp, runner, self.gate)
+            verdict = judge(e, model, runner, self.gate)
             candidate = replace(
                 blank,
                 build_s=runner.build_s,

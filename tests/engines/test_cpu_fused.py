@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from gigamlp.engines.base import Unsupported
 from gigamlp.engines.cpu_fused import CpuFused
 from gigamlp.errors import InvalidInput
 from gigamlp.kernels.cpu import native
-from gigamlp.quantize import form_of
+from gigamlp.quantize import calibrate, form_of
 from gigamlp.spec import Spec, Variant
+from gigamlp.tune import Effort
 from tests.kernels.cpu.cases import network, rows
 
 ENGINE = CpuFused()
@@ -182,6 +184,7 @@ FORK = """
 import os, sys, numpy as np
 from gigamlp.engines.cpu_fused import CpuFused
 from gigamlp.spec import Spec, Variant
+from gigamlp.tune import Effort
 from tests.kernels.cpu.cases import network, rows
 mlp = network((784, 64, 10))
 x = rows(mlp, 5000)
@@ -231,3 +234,64 @@ def test_one_row(labels: list | None) -> None:
         for bad in (x[0, :5], x[0].astype(np.float32), x[:1]):
             with pytest.raises(ValueError, match="another type or length"):
                 runner.one(bad)
+
+
+# ---- with the tuner and a Session -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[gm.MLP, np.ndarray, gm.Plan]:
+    mlp = network((100, 24, 6), classes=list("abcdef"))
+    x = rows(mlp, 600)
+    effort = Effort(repeats=2, min_s=0.001, warmup_s=0.001, latency_calls=10)
+    plan = gm.optimize(
+        mlp,
+        device="cpu",
+        batch=(1, 64),
+        validation=(x, None),
+        max_disagreement=1.0,
+        engines=["cpu_fused"],
+        effort=effort,
+    )
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    plan.save(path)
+    return mlp, x, gm.Plan.load(path)
+
+
+def test_the_tuner_tries_bytes_in_every_layer(planned: tuple[gm.MLP, np.ndarray, gm.Plan]) -> None:
+    mlp, x, plan = planned
+    assert {c.variant.get("scheme") for c in plan.candidates} >= {"w8", "w8a8", "float32"}
+    assert [c.rejected for c in plan.candidates] == [None] * len(plan.candidates)
+    assert plan.hidden_ranges is not None
+    assert plan.hidden_ranges["hidden_scale.0"] == calibrate(mlp, x)["hidden_scale.0"].tolist()
+
+
+def test_a_session_rebuilds_the_very_model(planned: tuple[gm.MLP, np.ndarray, gm.Plan]) -> None:
+    mlp, x, plan = planned
+    kept = tuple(c for c in plan.candidates if c.variant.get("scheme") == "w8a8")
+    only = replace(plan, candidates=kept)
+    want = form_of(gm.quantise(mlp, "w8a8", calibration=x)).reference_logits(x)
+    with gm.Session(mlp, only) as session:
+        np.testing.assert_array_equal(session.logits(x), want)
+        assert session.predict(x).tolist() == [session.predict_one(row) for row in x]
+
+
+def test_one_row_through_a_session() -> None:
+    mlp = network((50, 8, 3), classes=["zero", "one", "two"])
+    x = rows(mlp, 30)
+    with gm.Session(mlp, device="cpu", engine="cpu_fused") as session:
+        want = session.predict(x).tolist()
+        for _ in range(2):  # the first call finds the native one
+            assert [session.predict_one(row) for row in x] == want
+        assert session.predict_one(x[0].tolist()) == want[0]
+        assert session.predict_one(x[0].astype(np.float32)) == mlp.predict(x[:1])[0]
+        assert session.predict_one(np.repeat(x, 2, axis=1)[3, ::2]) == want[3]
+        for bad in (x[0, :5], x[:2], "row", None):
+            with pytest.raises(InvalidInput):
+                session.predict_one(bad)
+    with pytest.raises(InvalidInput, match="closed"):
+        session.predict_one(x[0])
+    for other in (network((5, 3), head="regression", classes=None), network((5, 3), head="multilabel")):
+        row = rows(other, 1)[0]
+        with gm.Session(other, device="cpu", engine="cpu_fused") as session:
+            np.testing.assert_array_equal(session.predict_one(row), session.predict(row[None])[0])

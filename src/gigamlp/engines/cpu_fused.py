@@ -50,6 +50,16 @@ class CpuFused:
             return "the native kernels run on the CPU only"
         return native_problem()
 
+    @property
+    def byte_schemes(self) -> tuple[str, ...]:
+        """Schemes worth trying for an MLP that carries none, once its hidden ranges are known; see `optimize`.
+
+        ``w7`` where products of 8-bit codes cost more than those of 7.
+        """
+        if native_problem() is not None:
+            return ()
+        return ("w8a8",) if best_set(7) == best_set(8) else ("w7", "w8a8")
+
     def variants(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
         """Return the variants worth measuring, the most promising first. Raises `Unsupported` as `build` does."""
         _refuse(mlp, spec)
