@@ -103,13 +103,13 @@ void Model::check_layer(const Layer& l, int64_t in, bool last) const {
   const int64_t row = (l.pad + kSlack) * 4;
   check_range(l.bias, row, "bias");
   if (l.is_float) {
-    require(!l.bytes, "a float layer writes floats");
+    require(!l.bytes && l.chunk <= 3, "a float layer writes floats, in chunks of 1 to 3 vectors");
     check_range(l.weights, l.in * l.pad * 4, "float weights");
     return;
   }
   const int64_t vector = lanes * 4, group = 4 * isa_->dense_span;
   check_range(l.weights, (l.in + group - 1) / group * (l.pad / unit) * vector, "codes");
-  check_range(l.init, row, "init");
+  if (l.init >= 0) check_range(l.init, row, "init");
   check_range(l.scale, row, "scale");
   if (l.bytes && l.activation > kRelu) {
     check_range(l.inverse, row, "inverse");

@@ -26,7 +26,7 @@ struct Layer {
   int64_t half;          // 1: floats are rounded to float16 after the activation
   int64_t weights;       // [chunk][group][unit][vector]
   int64_t skip_weights;  // the same for the zero-skipping form
-  int64_t init;          // int32 [pad + slack], added to the sums
+  int64_t init;          // int32 [pad + slack], added to the sums; -1: nothing is
   int64_t scale;         // float [pad + slack]
   int64_t bias;          // float [pad + slack]
   int64_t inverse;       // float [pad + slack]: byte = rint(activation(z) * inverse + zero); -1: z is in steps already

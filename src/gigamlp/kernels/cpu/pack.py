@@ -72,7 +72,7 @@ def pack(
         layers = _w8_layers(form, isa, blob, zeros)
     windows = mlp.columns or ((0, mlp.features),)
     size = 4 if isinstance(form, MLP) else 1
-    block = 30 if mlp.features_read * size * 60 > _BLOCK_BYTES else 60
+    block = 60 if mlp.features_read * size * 60 <= _BLOCK_BYTES else 24 if isinstance(form, MLP) else 30
     header = [
         _VERSION,
         INPUTS.index(input_dtype),
@@ -194,7 +194,7 @@ def _float_layer(
 ) -> _Layer:
     out, width = weight.shape
     units = -(-out // isa.lanes)
-    chunk = _chunk(units)
+    chunk = 3 if units == 3 else min(units, 2)  # four bytes a weight: a wider chunk would leave the first cache
     padded = np.zeros((units * isa.lanes, width), np.float32)
     padded[:out] = weight
     by_unit = padded.reshape(units, isa.lanes, width)
@@ -215,8 +215,9 @@ def _integer_layer(
     units = -(-out // unit)
     layer = _Layer(False, width, out, units * unit, _chunk(units))
     layer.weights = blob.add(arrange(codes, isa.lanes, isa.dense_span, layer.chunk))
-    wrapped = (np.asarray(init, np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)  # sums wrap, and come back
-    layer.init = blob.add(_padded(wrapped, np.int32, layer.pad))
+    if np.any(init):
+        wrapped = (np.asarray(init, np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)  # sums wrap, and come back
+        layer.init = blob.add(_padded(wrapped, np.int32, layer.pad))
     layer.scale = blob.add(_padded(scale, np.float32, layer.pad))
     # outputs that do not exist are never the largest
     layer.bias = blob.add(_padded(bias, np.float32, layer.pad, -np.inf if last else 0.0))
@@ -250,6 +251,8 @@ def _skip_shape(outputs: int, isa: InstructionSet) -> tuple[int, int]:
     if isa.dense_span == 2 and outputs <= _MOST_UNITS * isa.lanes // 2:
         return 2, -(-outputs // (isa.lanes // 2))
     units = -(-outputs // isa.lanes)
+    if isa.lanes == 16 and units % 8 == 0:  # a tenth faster than 4 on Ice Lake
+        return 1, 8
     return 1, 4 if units % 4 == 0 else _chunk(units)
 
 

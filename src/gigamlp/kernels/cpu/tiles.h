@@ -31,7 +31,7 @@ FI void each(const Body& body) {
 
 // What becomes of a tile's sums: all pointers at the tile's first output.
 struct Finish {
-  const int32_t* init;
+  const int32_t* init;  // or null: nothing is added to the sums
   const float* scale;
   const float* bias;
   uint8_t* bytes;  // or null: floats are written
@@ -46,9 +46,10 @@ struct Finish {
 };
 
 // two roundings, product then sum: never a fused multiply-add (docs/quantisation.md)
+template <bool kInit>
 FI V::F rescale(V::I sums, const Finish& f, int at) {
-  const V::I all = V::add(sums, V::load(f.init + at));
-  return V::addf(V::mulf(V::to_float(all), V::loadf(f.scale + at)), V::loadf(f.bias + at));
+  if constexpr (kInit) sums = V::add(sums, V::load(f.init + at));
+  return V::addf(V::mulf(V::to_float(sums), V::loadf(f.scale + at)), V::loadf(f.bias + at));
 }
 
 FI void put_float(V::F z, const Finish& f, float* out) {
@@ -57,23 +58,29 @@ FI void put_float(V::F z, const Finish& f, float* out) {
   V::storef(out, z);
 }
 
-template <int S, int N>
+template <int S, int N, bool kInit>
 FI V::F rescaled(const V::I* a, const Finish& f, int j) {
   V::I sums = a[j];
   if constexpr (S == 2) sums = V::fold(a[2 * j], 2 * j + 1 < N ? a[2 * j + 1] : V::zero());
-  return rescale(sums, f, j * V::L);
+  return rescale<kInit>(sums, f, j * V::L);
+}
+
+template <int S, int N, bool kInit>
+FI void put_all(const V::I* a, const Finish& f, int64_t row) {
+  constexpr int kVectors = (N + S - 1) / S;
+  if (f.bytes) {
+    uint8_t* out = f.bytes + row * f.stride;
+    EACH(j, kVectors, V::store_bytes(out + j * V::L, rescaled<S, N, kInit>(a, f, j));)
+  } else {
+    float* out = f.floats + row * f.stride;
+    EACH(j, kVectors, put_float(rescaled<S, N, kInit>(a, f, j), f, out + j * V::L);)
+  }
 }
 
 template <int S, int N>
 FI void put_sums(const V::I* a, const Finish& f, int64_t row) {
-  constexpr int kVectors = (N + S - 1) / S;
-  if (f.bytes) {
-    uint8_t* out = f.bytes + row * f.stride;
-    EACH(j, kVectors, V::store_bytes(out + j * V::L, rescaled<S, N>(a, f, j));)
-  } else {
-    float* out = f.floats + row * f.stride;
-    EACH(j, kVectors, put_float(rescaled<S, N>(a, f, j), f, out + j * V::L);)
-  }
+  if (f.init) put_all<S, N, true>(a, f, row);
+  else put_all<S, N, false>(a, f, row);
 }
 
 // R rows times N vectors of outputs; rows from `count` on repeat the last one and are not written
@@ -135,6 +142,8 @@ __attribute__((noinline)) void dense_row(const uint8_t* x, int64_t in, const uin
 constexpr int kSegment = 256;                 // groups that one byte can number
 constexpr int kListBytes = kSegment + 64;     // a list may write up to 64 bytes too many
 
+alignas(64) constexpr uint8_t kZeros[8 * 4 * V::L] = {0};
+
 template <int S>
 FI int64_t segments(int64_t in) { return (in / (4 * S) + kSegment - 1) / kSegment; }
 
@@ -157,10 +166,14 @@ __attribute__((noinline)) void skip_row(const uint8_t* x, int64_t in, const uint
         const V::X p = V::broadcast<S>(here + g * kGroup);
         EACH(n, N, a[u][n] = V::dot(a[u][n], p, V::weight(mine + (g * N + n) * kVector));))
     }
-    for (; j < count; j++) {
-      const size_t g = at[j];
-      const V::X p = V::broadcast<S>(here + g * kGroup);
-      EACH(n, N, a[0][n] = V::dot(a[0][n], p, V::weight(mine + (g * N + n) * kVector));)
+    if (j < count) {  // up to U - 1 more, the missing ones times zeros: a loop would end at a place hard to foresee
+      EACH(u, U, if (u < U - 1) {
+        const bool there = j + u < count;
+        const size_t g = there ? at[j + u] : 0;
+        const uint8_t* v = there ? mine + g * (N * kVector) : kZeros;
+        const V::X p = V::broadcast<S>(here + g * kGroup);
+        EACH(n, N, a[u][n] = V::dot(a[u][n], p, V::weight(v + n * kVector));)
+      })
     }
   }
   if (whole * kGroup < in) {

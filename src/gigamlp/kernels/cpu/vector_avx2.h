@@ -40,7 +40,7 @@ struct V {
 #else
   static constexpr int rows(int n) { return n == 1 ? 5 : n <= 3 ? 3 : 2; }
 #endif
-  static constexpr int float_rows(int n) { return n == 1 ? 10 : n == 2 ? 5 : n == 3 ? 3 : 2; }
+  static constexpr int float_rows(int n) { return n == 1 ? 12 : n == 2 ? 6 : 3; }
 
   template <int S>
   FI __m256i spread(const uint8_t* p) {

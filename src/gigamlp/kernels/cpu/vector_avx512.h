@@ -19,7 +19,7 @@ struct V {
   static constexpr int kExactBits = 8;
   // rows of a tile for N vectors: N * R sums, R broadcasts and a weight fit into 32 registers; all divide 30
   static constexpr int rows(int n) { return n <= 2 ? 10 : n <= 4 ? 6 : 5; }
-  static constexpr int float_rows(int n) { return n <= 2 ? 10 : n <= 4 ? 6 : 5; }
+  static constexpr int float_rows(int n) { return n <= 2 ? 12 : 8; }
 
   template <int S>
   FI X broadcast(const uint8_t* p) {
@@ -74,21 +74,27 @@ struct V {
   template <int S>
   FI int list(const uint8_t* x, int groups, uint8_t* out) {
     constexpr int kPer = 64 / (4 * S);  // groups in 64 bytes
-    int count = 0;
-    for (int base = 0; base < groups; base += 64) {
+    constexpr int kPieces = 4 * S;  // of 64 bytes in 64 groups
+    int count = 0, base = 0;
+    for (; base + 64 <= groups; base += 64, x += kPieces * 64) {
       uint64_t mask = 0;
-      for (int z = 0; z < 4 * S; z++) {
-        const int left = groups - base - z * kPer;
-        if (left <= 0) break;
-        const uint8_t* p = x + (base + z * kPer) * 4 * S;
-        const __mmask64 in = left >= kPer ? ~0ull : (1ull << (left * 4 * S)) - 1;  // masked bytes are never touched
-        const I v = _mm512_maskz_loadu_epi8(in, p);
-        const uint64_t m = S == 1 ? (uint64_t)_mm512_test_epi32_mask(v, v) : (uint64_t)_mm512_test_epi64_mask(v, v);
-        mask |= m << (z * kPer);
-      }
+#pragma GCC unroll 8
+      for (int z = 0; z < kPieces; z++) mask |= holds<S>(_mm512_loadu_si512(x + z * 64)) << (z * kPer);
       count += emit(mask, base, out + count);
     }
+    uint64_t mask = 0;
+    int g = base;
+    for (; g + kPer <= groups; g += kPer, x += 64) mask |= holds<S>(_mm512_loadu_si512(x)) << (g - base);
+    if (g < groups) {  // masked bytes are never touched
+      const __mmask64 in = (1ull << ((groups - g) * 4 * S)) - 1;
+      mask |= holds<S>(_mm512_maskz_loadu_epi8(in, x)) << (g - base);
+    }
+    if (base < groups) count += emit(mask, base, out + count);
     return count;
+  }
+  template <int S>
+  FI uint64_t holds(I v) {
+    return S == 1 ? (uint64_t)_mm512_test_epi32_mask(v, v) : (uint64_t)_mm512_test_epi64_mask(v, v);
   }
   FI int emit(uint64_t mask, int base, uint8_t* out) {
 #ifdef __AVX512VBMI2__
