@@ -125,9 +125,12 @@ def _threads(mlp: MLP, spec: Spec) -> list[int]:
 
 def _sets(scheme: str, full: bool) -> list[InstructionSet]:
     bits = 7 if scheme in ("w7", _FLOATS) else 8
-    if not full:
-        return [best_set(bits)]
-    return [each for each in instruction_sets() if each.missing is None and each.bits >= bits]
+    best = best_set(bits)
+    here = [each for each in instruction_sets() if each.missing is None and each.bits >= bits]
+    if full:
+        return here
+    # which of the two is quicker depends on the widths
+    return [best, *(each for each in here if each.name == "amx" and scheme != _FLOATS)]
 
 
 def _variants(mlp: MLP, spec: Spec, full: bool) -> Iterator[Variant]:

@@ -1,5 +1,7 @@
 """Build the native extension with a sanitizer and run its tests: ``python -m tests.kernels.cpu.sanitize KIND``.
 
+The kernels for AMX are built with its tiles emulated, so that they are tested where there are none.
+
 KIND is ``address,undefined`` (the default) or ``thread``. Needs g++, its sanitizer libraries, CMake and a build tool.
 """
 
@@ -31,7 +33,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
 
 def build(kind: str, folder: Path) -> Path:
     """Build the extension for this Python with sanitizer `kind` in `folder` and return its file."""
-    make = ["cmake", "-S", str(ROOT), "-B", str(folder), f"-DGIGAMLP_SANITIZE={kind}"]
+    make = ["cmake", "-S", str(ROOT), "-B", str(folder), f"-DGIGAMLP_SANITIZE={kind}", "-DGIGAMLP_EMULATE_AMX=ON"]
     make += [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
     if shutil.which("ninja"):
         make += ["-G", "Ninja"]

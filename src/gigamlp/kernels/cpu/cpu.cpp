@@ -4,11 +4,15 @@
 #include "net.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace gigamlp {
 
-extern const Isa kAvx512Vnni, kAvx512VnniPlain, kAvxVnni, kAvx2, kAvx2Wide, kPortable;
+extern const Isa kAmx, kAvx512Vnni, kAvx512VnniPlain, kAvxVnni, kAvx2, kAvx2Wide, kPortable;
 
 double now_us() {
   using Clock = std::chrono::steady_clock;
@@ -40,6 +44,20 @@ double now_us() {
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 4 & 1)) return "this CPU has no AVX-VNNI";
   return lacks_avx2();
 }
+
+[[maybe_unused]] static const char* lacks_amx() {
+#ifndef GIGAMLP_EMULATE_AMX
+  unsigned a = 0, b = 0, c = 0, d = 0;  // leaf 7.0, EDX bits 24 (tiles) and 25 (int8)
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1) || !(d >> 25 & 1)) return "this CPU has no AMX-INT8";
+#if defined(__linux__)
+  constexpr long kRequest = 0x1023, kTileData = 18;  // Linux gives tiles to a process that asks for them
+  if (syscall(SYS_arch_prctl, kRequest, kTileData) != 0) return "the kernel gives this process no AMX tiles";
+#else
+  return "AMX is used on Linux only";
+#endif
+#endif
+  return lacks_vbmi2();
+}
 #endif
 
 struct Known {
@@ -51,6 +69,9 @@ static Known known() {
   Known k = {};
 #ifdef GIGAMLP_HAVE_AVX512VNNI
   k.at[k.count++] = {&kAvx512Vnni, lacks_vbmi2()};
+#endif
+#ifdef GIGAMLP_HAVE_AMX
+  k.at[k.count++] = {&kAmx, lacks_amx()};
 #endif
 #ifdef GIGAMLP_HAVE_AVX512VNNI_PLAIN
   k.at[k.count++] = {&kAvx512VnniPlain, lacks_avx512vnni()};

@@ -2,6 +2,9 @@
 #pragma once
 #include "activations.h"
 #include "tiles.h"
+#ifdef GIGAMLP_AMX
+#include "amx.h"
+#endif
 
 namespace gigamlp {
 double now_us();  // in cpu.cpp, compiled without special instructions
@@ -42,6 +45,9 @@ FI Scratch layout(const Net& net) {
 // ---- rows in --------------------------------------------------------------------------------------------------------
 
 FI bool reads_in_place(const Net& net) {
+#ifdef GIGAMLP_AMX
+  if (!net.layers[0].is_float) return false;  // tiles read 16 rows and 64 bytes, whether they are there or not
+#endif
   return net.window_count == 1 && (net.input == kUint8 || net.input == kFloat32) &&
          (net.input == kFloat32) == (net.layers[0].is_float != 0);
 }
@@ -102,6 +108,10 @@ void dense_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, con
 
 void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t stride, int64_t rows, int64_t in,
                  const Finish& f) {
+#ifdef GIGAMLP_AMX
+  (void)in;
+  amx_layer(l, blob, x, stride, rows, f);
+#else
   constexpr int S = V::kDenseSpan;
   constexpr int64_t kOutputs = V::L / S;
   const int64_t units = l.pad / kOutputs, groups = (l.in + 4 * S - 1) / (4 * S);
@@ -116,6 +126,7 @@ void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t 
       default: dense_chunk<S, kMostUnits>(x, stride, rows, in, w, here); break;
     }
   }
+#endif
 }
 
 template <int N>
@@ -346,6 +357,9 @@ void forward(const Net& net, const Job& job, int64_t begin, int64_t rows, uint8_
 void run(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t* scratch) {
   const Scratch s = layout(net);
   bool was_dense = false;
+#ifdef GIGAMLP_AMX
+  const Tiles tiles;
+#endif
   for (int64_t row = begin; row < end; row += net.block)
     forward(net, job, row, least(net.block, end - row), scratch, s, was_dense);
 }

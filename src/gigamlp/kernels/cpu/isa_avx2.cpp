@@ -4,5 +4,5 @@
 
 namespace gigamlp {
 extern const Isa kAvx2;
-const Isa kAvx2 = {"avx2", V::L, V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
+const Isa kAvx2 = {"avx2", V::L, V::kDenseSpan, 4 * V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
 }  // namespace gigamlp

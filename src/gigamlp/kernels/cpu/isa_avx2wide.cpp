@@ -5,5 +5,5 @@
 
 namespace gigamlp {
 extern const Isa kAvx2Wide;
-const Isa kAvx2Wide = {"avx2wide", V::L, V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
+const Isa kAvx2Wide = {"avx2wide", V::L, V::kDenseSpan, 4 * V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
 }  // namespace gigamlp

@@ -4,5 +4,5 @@
 
 namespace gigamlp {
 extern const Isa kAvx512Vnni;
-const Isa kAvx512Vnni = {"avx512vnni", V::L, V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
+const Isa kAvx512Vnni = {"avx512vnni", V::L, V::kDenseSpan, 4 * V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
 }  // namespace gigamlp

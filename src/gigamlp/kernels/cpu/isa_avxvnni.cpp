@@ -5,5 +5,5 @@
 
 namespace gigamlp {
 extern const Isa kAvxVnni;
-const Isa kAvxVnni = {"avxvnni", V::L, V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
+const Isa kAvxVnni = {"avxvnni", V::L, V::kDenseSpan, 4 * V::kDenseSpan, V::kSkips, V::kExactBits, scratch_bytes, run, measure};
 }  // namespace gigamlp

@@ -69,6 +69,7 @@ void Model::check() const {
   require(net_.zeros >= kDense && net_.zeros <= kSkip, "unknown way with zeros");
   require(net_.zeros == kDense || net_.input == kUint8, "zeros can be skipped in uint8 rows only");
   require(net_.block >= 1 && net_.block <= 4096, "a block has 1 to 4,096 rows");
+  require(isa_->step < 64 || layers_[0].is_float || net_.block % 32 == 0, "tiles take 32 rows");
   require(net_.features >= 1 && net_.features < kMost, "no features");
   int64_t read = 0, end = 0;
   for (int64_t w = 0; w < net_.window_count; w++) {
@@ -107,8 +108,8 @@ void Model::check_layer(const Layer& l, int64_t in, bool last) const {
     check_range(l.weights, l.in * l.pad * 4, "float weights");
     return;
   }
-  const int64_t vector = lanes * 4, group = 4 * isa_->dense_span;
-  check_range(l.weights, (l.in + group - 1) / group * (l.pad / unit) * vector, "codes");
+  const int64_t vector = lanes * 4, groups = (l.in + isa_->step - 1) / isa_->step * isa_->step / (4 * isa_->dense_span);
+  check_range(l.weights, groups * (l.pad / unit) * vector, "codes");
   if (l.init >= 0) check_range(l.init, row, "init");
   check_range(l.scale, row, "scale");
   if (l.bytes && l.activation > kRelu) {

@@ -165,8 +165,8 @@ PyObject* instruction_sets(PyObject*, PyObject*) {
   PyObject* list = PyList_New(0);
   for (int i = 0; list && i < isa_count(); i++) {
     const Choice c = isa_at(i);
-    PyObject* item = Py_BuildValue("szLLLL", c.isa->name, c.missing, (long long)c.isa->lanes,
-                                   (long long)c.isa->dense_span, (long long)c.isa->skips, (long long)c.isa->exact_bits);
+    PyObject* item = Py_BuildValue("szLLLLL", c.isa->name, c.missing, (long long)c.isa->lanes,
+                                   (long long)c.isa->dense_span, (long long)c.isa->step, (long long)c.isa->skips, (long long)c.isa->exact_bits);
     if (!item || PyList_Append(list, item) != 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }

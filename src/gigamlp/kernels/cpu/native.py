@@ -24,6 +24,8 @@ class InstructionSet:
         int32 lanes of a vector.
     dense_span : int
         4-byte groups of a row to a vector in the dense form.
+    step : int
+        Inputs that weights are padded to a multiple of, in the dense form: 64 for the tiles of AMX.
     skips : bool
         Whether there is a form that skips zeros.
     bits : int
@@ -34,6 +36,7 @@ class InstructionSet:
     missing: str | None
     lanes: int
     dense_span: int
+    step: int
     skips: bool
     bits: int
 
@@ -67,8 +70,8 @@ def native_problem() -> str | None:
 def instruction_sets() -> tuple[InstructionSet, ...]:
     """Return all sets that were compiled, the fastest first, whether this machine has them or not."""
     return tuple(
-        InstructionSet(name, missing, lanes, span, bool(skips), bits)
-        for name, missing, lanes, span, skips, bits in load().instruction_sets()
+        InstructionSet(name, missing, lanes, span, step, bool(skips), bits)
+        for name, missing, lanes, span, step, skips, bits in load().instruction_sets()
     )
 
 

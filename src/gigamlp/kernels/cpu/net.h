@@ -62,6 +62,7 @@ struct Isa {
   const char* name;
   int64_t lanes;       // int32 lanes of a vector
   int64_t dense_span;  // 4-byte groups to a vector in the dense form
+  int64_t step;        // inputs that weights are padded to a multiple of, in the dense form
   int64_t skips;       // 1: there is a zero-skipping form
   int64_t exact_bits;  // bits that codes may have: 8, or 7 where pairs of products are summed in int16
   int64_t (*scratch_bytes)(const Net& net);

@@ -73,6 +73,8 @@ def pack(
     windows = mlp.columns or ((0, mlp.features),)
     size = 4 if isinstance(form, MLP) else 1
     block = 60 if mlp.features_read * size * 60 <= _BLOCK_BYTES else 24 if isinstance(form, MLP) else 30
+    if isa.step == 64 and not isinstance(form, MLP):
+        block = 64 if block == 60 else 32
     header = [
         _VERSION,
         INPUTS.index(input_dtype),
@@ -213,8 +215,9 @@ def _integer_layer(
     out, width = codes.shape
     unit = isa.lanes // isa.dense_span
     units = -(-out // unit)
-    layer = _Layer(False, width, out, units * unit, _chunk(units))
-    layer.weights = blob.add(arrange(codes, isa.lanes, isa.dense_span, layer.chunk))
+    tiles = isa.step > 4 * isa.dense_span
+    layer = _Layer(False, width, out, units * unit, 1 if tiles else _chunk(units))
+    layer.weights = blob.add(arrange(codes, isa.lanes, isa.dense_span, layer.chunk, isa.step))
     if np.any(init):
         wrapped = (np.asarray(init, np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)  # sums wrap, and come back
         layer.init = blob.add(_padded(wrapped, np.int32, layer.pad))
@@ -228,7 +231,7 @@ def _add_skipping(layer: _Layer, codes: Array, isa: InstructionSet, blob: _Blob,
     if zeros == "dense" or not isa.skips:
         return
     layer.skip_span, layer.skip_chunk = _skip_shape(len(codes), isa)
-    if (layer.skip_span, layer.skip_chunk) == (isa.dense_span, layer.chunk):
+    if (layer.skip_span, layer.skip_chunk, isa.step) == (isa.dense_span, layer.chunk, 4 * isa.dense_span):
         layer.skip_weights = layer.weights
     else:
         layer.skip_weights = blob.add(arrange(codes, isa.lanes, layer.skip_span, layer.skip_chunk))
@@ -256,8 +259,10 @@ def _skip_shape(outputs: int, isa: InstructionSet) -> tuple[int, int]:
     return 1, 4 if units % 4 == 0 else _chunk(units)
 
 
-def arrange(codes: Array, lanes: int, span: int, chunk: int) -> Array:
+def arrange(codes: Array, lanes: int, span: int, chunk: int, step: int = 1) -> Array:
     """Return int8 codes [out, in] as a kernel reads them: [chunk][group][vector][output][group of the vector][4].
+
+    Inputs are padded to a multiple of `step`.
 
     Examples
     --------
@@ -267,6 +272,7 @@ def arrange(codes: Array, lanes: int, span: int, chunk: int) -> Array:
     out, width = codes.shape
     unit, group = lanes // span, 4 * span
     units, groups = -(-out // unit), -(-width // group)
+    groups = max(groups, -(-width // step) * step // group)
     padded = np.zeros((units * unit, groups * group), np.int8)
     padded[:out, :width] = codes
     by_unit = padded.reshape(units, unit, groups, span, 4)

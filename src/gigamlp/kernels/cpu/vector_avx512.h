@@ -14,7 +14,11 @@ struct V {
   using W = __m512i;
   using F = __m512;
   static constexpr int L = 16;
+#ifdef GIGAMLP_AMX
+  static constexpr int kDenseSpan = 1;  // what a tile of weights looks like; see amx.h
+#else
   static constexpr int kDenseSpan = 2;
+#endif
   static constexpr bool kSkips = true;
   static constexpr int kExactBits = 8;
   // rows of a tile for N vectors: N * R sums, R broadcasts and a weight fit into 32 registers; all divide 30
