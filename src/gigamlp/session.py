@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -121,7 +122,6 @@ class Session:
         self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
         self._ladders: dict[tuple[str, str], Ladder] = {}
         self._runners = Runners(mlp, self.device, self._choice.ranges)
-        self._one: Any = None  # the native call for a single row, once one was asked for
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
         self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
@@ -196,17 +196,16 @@ class Session:
         ...     session.predict_one(np.array([3, 1], dtype=np.uint8))
         'left'
         """
-        one = self._one
-        if one is not None:
-            try:
-                return one(row)
-            except (ValueError, TypeError, BufferError):  # a row of another kind: the long way takes it or says why not
-                pass
-        return self._first_one(row)
-
-    def _first_one(self, row: Any) -> Any:
+        known: Any = self.__dict__.get("predict_one")
+        if known is not None:  # the caller keeps this method from before the first call
+            return known(row)
         if isinstance(row, np.ndarray) and row.ndim == 1:
-            self._one = self._one or self._find_one(row)
+            one = self._find_one(row)
+            if one is not None:  # from now on callers reach the native code itself, with nothing of Python in between
+                self.__dict__["predict_one"] = one
+        return self._predict_one(row)
+
+    def _predict_one(self, row: Any) -> Any:
         answer = self.predict(row[None] if hasattr(row, "ndim") else [row])[0]
         return answer.item() if getattr(answer, "ndim", 1) == 0 else answer
 
@@ -219,7 +218,18 @@ class Session:
         if dtype not in self._choice.dtypes:
             return None
         with self._runners.lock:
-            return getattr(self._runners.get(self._ladder(dtype, "class").cut(1)[0].rung).runner, "one", None)
+            runner: Any = self._runners.get(self._ladder(dtype, "class").cut(1)[0].rung).runner
+        if not hasattr(runner, "one"):
+            return None
+        mine = weakref.ref(self)  # the native code must not keep the Session alive
+
+        def other(row: Any) -> Any:
+            session = mine()
+            if session is None:
+                raise InvalidInput("this session is gone; keep it as long as its predict_one")
+            return session._predict_one(row)
+
+        return runner.one(other)
 
     def class_ids(self, x: Any, *, out: Any = None) -> Any:
         """Return the int64 class index [n] of each row of `x`; ties go to the lowest index. See `predict` for `out`."""
@@ -301,7 +311,7 @@ class Session:
         if os.getpid() == self._pid:
             self._runners.close()
         self._runners.closed = True
-        self._one = None
+        self.__dict__.pop("predict_one", None)
         self._labels.clear()
 
     def __enter__(self) -> Session:

@@ -227,13 +227,13 @@ def test_one_row(labels: list | None) -> None:
     x = rows(mlp, 40)
     for zeros in ("dense", "auto", "skip"):
         runner = ENGINE.build(mlp, Spec("cpu", 8), Variant.of(zeros=zeros))
-        got = [runner.one(row) for row in x]
+        got = [runner.one()(row) for row in x]
         ids = np.concatenate([runner.run(x[i : i + 8]).copy() for i in range(0, 40, 8)])
         assert got == [mlp.classes[i] for i in ids]
         assert all(type(label) is (str if labels and isinstance(labels[0], str) else int) for label in got)
         for bad in (x[0, :5], x[0].astype(np.float32), x[:1]):
             with pytest.raises(ValueError, match="another type or length"):
-                runner.one(bad)
+                runner.one()(bad)
 
 
 # ---- with the tuner and a Session -----------------------------------------------------------------------------------
@@ -281,8 +281,11 @@ def test_one_row_through_a_session() -> None:
     x = rows(mlp, 30)
     with gm.Session(mlp, device="cpu", engine="cpu_fused") as session:
         want = session.predict(x).tolist()
+        early = session.predict_one
         for _ in range(2):  # the first call finds the native one
             assert [session.predict_one(row) for row in x] == want
+        assert type(session.predict_one).__name__ == "builtin_function_or_method"
+        assert [early(row) for row in x] == want
         assert session.predict_one(x[0].tolist()) == want[0]
         assert session.predict_one(x[0].astype(np.float32)) == mlp.predict(x[:1])[0]
         assert session.predict_one(np.repeat(x, 2, axis=1)[3, ::2]) == want[3]

@@ -5,7 +5,7 @@ How the kernels work is in ``docs/cpu.md``; the arithmetic of the schemes in ``d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -214,11 +214,15 @@ class CpuFusedRunner:
         net.run(rows, self._out, self._margin, self._threads)
         return self._out if self._margin is None else (self._out, self._margin)
 
-    @property
-    def one(self) -> Any:
-        """The native call that takes one row [features] and returns its label; it raises ValueError for other rows."""
+    def one(self, other: Callable[[Any], Any] | None = None) -> Any:
+        """Return the native call that takes one row [features] and gives its label.
+
+        A row of another type or length goes to `other`; without it that raises ValueError.
+        """
         if self._net is None:
             raise InvalidInput("this runner is closed")
+        if other is not None:
+            self._net.set_other(other)
         return self._net.one
 
     def bind(self, x: Array) -> CpuFusedRunner:

@@ -15,6 +15,7 @@ struct Object {
   PyObject_HEAD
   Model* model;
   PyObject* labels;  // tuple: what `one` answers with; null: class ids
+  PyObject* other;   // what `one` calls with a row that it does not take; null: that is an error
 };
 
 // A view of an object's memory, released at the end of its scope.
@@ -52,21 +53,36 @@ Model* model_of(PyObject* self) {
   return model;
 }
 
+// A row that `one` does not take: `other` has the answer, or a better error.
+PyObject* hand_over(const Object* object, PyObject* row) {
+  if (!object->other) return PyErr_Occurred() ? nullptr : refuse("a row of another type or length");
+  PyErr_Clear();
+  return PyObject_CallFunctionObjArgs(object->other, row, nullptr);
+}
+
 // one(row) -> label: class ids only, no checks but of the row's type and length
 PyObject* one(PyObject* self, PyObject* row) {
   const Object* object = (Object*)self;
   const Model* model = object->model;
   if (!model || model->net().output != kClass) return refuse("this network does not answer with classes");
   View x(row, PyBUF_ND | PyBUF_FORMAT);
-  if (!x) return nullptr;
-  if (x->ndim != 1 || x->shape[0] != model->net().features || !holds(x, model->net().input))
-    return refuse("a row of another type or length");
+  if (!x || x->ndim != 1 || x->shape[0] != model->net().features || !holds(x, model->net().input))
+    return hand_over(object, row);
   int64_t id = 0;
   model->run_one(Job{(const uint8_t*)x->buf, 0, &id, nullptr});
   if (!object->labels) return PyLong_FromLongLong(id);
   PyObject* label = PyTuple_GetItem(object->labels, (Py_ssize_t)id);
   Py_XINCREF(label);
   return label;
+}
+
+PyObject* set_other(PyObject* self, PyObject* callable) {
+  Object* object = (Object*)self;
+  PyObject* old = object->other;
+  Py_INCREF(callable);
+  object->other = callable;
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
 }
 
 // run(x, out, margin or None, threads): x [n, features] with any distance from row to row; out and margin contiguous
@@ -157,6 +173,7 @@ void drop(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete object->model;
   Py_XDECREF(object->labels);
+  Py_XDECREF(object->other);
   PyObject_Free(self);
   Py_DECREF(type);
 }
@@ -175,6 +192,7 @@ PyObject* instruction_sets(PyObject*, PyObject*) {
 
 PyMethodDef kMethods[] = {
     {"one", one, METH_O, nullptr},
+    {"set_other", set_other, METH_O, nullptr},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, nullptr},
     {"measure", measure, METH_NOARGS, nullptr},
     {"set_break_even", set_break_even, METH_O, nullptr},
