@@ -44,10 +44,13 @@ def build(kind: str, folder: Path) -> Path:
 
 
 def runtime(kind: str) -> str:
-    """Return the sanitizer's library, which must be loaded before Python."""
-    name = "libtsan.so" if kind == "thread" else "libasan.so"
-    done = subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    """Return the libraries that must be loaded before Python: the sanitizer's, and C++'s, whose throw it wraps."""
+    names = ("libtsan.so" if kind == "thread" else "libasan.so", "libstdc++.so")
+    found = [
+        subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+        for name in names
+    ]
+    return " ".join(found)
 
 
 def main(kind: str = "address,undefined") -> int:
