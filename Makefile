@@ -4,6 +4,7 @@
 #   make test                 install the test tools too, then run the tests
 #   make lint types docs      what CI checks besides
 #   make soak                 the long tests
+#   make sanitize             the native kernels' tests, built with AddressSanitizer and UBSan, then the pool's with TSan
 #   make clean                remove .venv and every cache
 #
 #   PYTHON=python3.12         another interpreter
@@ -17,11 +18,11 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 INPUTS := pyproject.toml constraints.txt $(VENV)/.made
 
-.PHONY: help reproduce test lint types docs soak clean
+.PHONY: help reproduce test lint types docs soak sanitize clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,10s/^#  *//p' Makefile
+	@sed -n '3,11s/^#  *//p' Makefile
 
 reproduce: $(VENV)/.run
 	$(BIN)/gigamlp reproduce $(ARGS)
@@ -31,6 +32,10 @@ test: $(VENV)/.test
 
 soak: $(VENV)/.test
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+sanitize: $(VENV)/.test
+	$(BIN)/python -m tests.kernels.cpu.sanitize
+	$(BIN)/python -m tests.kernels.cpu.sanitize thread
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -145,7 +145,7 @@ def mapped(report: Report, batch: int) -> None:
         runner: Any = engine.build(mlp, Spec(report.device, batch, input_on="host"), variant)
         short = f"{variant.get('path')}-t{variant.get('tiles')}w{variant.get('warps')}, {variant.get('memory')}"
         if batch == 1:
-            row, one = x[0], runner.one
+            row, one = x[0], runner.one_id
             report.add(FUSED, variant.label, 1, f"mapped, one row, {short}", lambda: one(row), ids)  # noqa: B023
         run = runner.run
         report.add(FUSED, variant.label, batch, f"mapped, {short}", lambda: run(x), ids)  # noqa: B023

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gigamlp as gm
-from gigamlp import choice, hosted, tune
+from gigamlp import choice, hosted, search, tune
 from gigamlp.engines import registry
 from gigamlp.errors import InvalidInput, PlanMismatch, Unsupported
 from gigamlp.hosted import HostEngine, host_specs, is_staged, places
@@ -84,7 +84,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(tune, "get_engine", table.__getitem__)
     monkeypatch.setitem(tune.try_candidates.__kwdefaults__, "find", table.__getitem__)
     monkeypatch.setattr(registry, "engine", table.__getitem__)
-    monkeypatch.setattr(tune, "engine_names", lambda: tuple(table))
+    monkeypatch.setattr(search, "engine_names", lambda: tuple(table))
 
     class Copied:
         """In place of `Staged`: 20 us more than the run on the device."""

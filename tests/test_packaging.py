@@ -107,12 +107,49 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) ->
     expected = {
         path.relative_to(source).as_posix()
         for path in (source / "gigamlp").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".cpp", ".h", ".so", ".pyi")
     }
-    assert {name for name in names if ".dist-info/" not in name} == expected
+    built = {name for name in names if name.endswith((".so", ".pyd"))}
+    assert {name for name in names if ".dist-info/" not in name} - built == expected
+    assert all(name.startswith("gigamlp/kernels/cpu/_native.") for name in built)
+    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
+    assert len(built) == (compiler is not None), "the native extension is built wherever there is a compiler"
     assert {"gigamlp/py.typed", "gigamlp/data/mnist_idx/train-images-idx3-ubyte.gz"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("mnist_idx/NOTICE") and ".dist-info/" in name for name in names)
+
+
+def test_without_a_compiler_the_package_still_installs(tmp_path: Path) -> None:
+    if find_spec("scikit_build_core") is None:
+        pytest.skip("scikit-build-core is not installed")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    env = {**os.environ, "CXX": str(tmp_path / "no-compiler")}
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(tmp_path), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.whl")
+    assert path.name.endswith("-py3-none-any.whl")
+    zipfile.ZipFile(path).extractall(tmp_path / "there")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'there')!r})\n"
+        "from gigamlp.engines.registry import engine\n"
+        "print(engine('cpu_fused').unavailable('cpu'))"
+    )
+    site = [path for path in sys.path if path.endswith("site-packages")]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "installed without a C++ compiler" in done.stdout, done.stderr
 
 
 def test_the_wheels_metadata(wheel: zipfile.ZipFile) -> None:

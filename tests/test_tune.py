@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gigamlp import search as candidates
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.plan import Candidate, Plan
 from gigamlp.spec import Spec, Variant
@@ -85,15 +86,14 @@ def test_an_unavailable_engine_is_a_row_unless_it_was_named() -> None:
     mlp, gone, here = make_mlp(), FakeEngine(clock, name="gone", reason="no card"), FakeEngine(clock, name="here")
     with pytest.raises(Unsupported, match="'gone' cannot run on cpu: no card"):
         search(here, gone)
-    import gigamlp.tune as tune
 
-    names, tune.engine_names = tune.engine_names, lambda: ("here", "gone")
+    names, candidates.engine_names = candidates.engine_names, lambda: ("here", "gone")
     try:
         found = try_candidates(
             mlp, SPEC, make_gate(mlp, "uint8"), clock, effort=EFFORT, find={"gone": gone, "here": here}.__getitem__
         )
     finally:
-        tune.engine_names = names
+        candidates.engine_names = names
     assert {c.engine: c.rejected for c in found} == {"here": None, "gone": "no card"}
 
 

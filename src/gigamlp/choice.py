@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -50,6 +50,11 @@ class Choice(Protocol):
         ...
 
     @property
+    def ranges(self) -> Mapping[str, list[float]] | None:
+        """Hidden ranges for variants in a byte scheme, or None."""
+        ...
+
+    @property
     def title(self) -> str:
         """Where the choice comes from, in a few words."""
         ...
@@ -83,6 +88,11 @@ class PlanChoice:
     def engines(self) -> tuple[str, ...]:
         """Names of the engines that won."""
         return tuple(dict.fromkeys(c.engine for c in self.winners))
+
+    @property
+    def ranges(self) -> Mapping[str, list[float]] | None:
+        """The Plan's hidden ranges."""
+        return self.plan.hidden_ranges
 
     @property
     def title(self) -> str:
@@ -206,6 +216,11 @@ class EngineChoice:
     def engines(self) -> tuple[str, ...]:
         """The engine's name."""
         return (self.engine.name,)
+
+    @property
+    def ranges(self) -> None:
+        """None: without a Plan nothing was calibrated."""
+        return
 
     @property
     def title(self) -> str:

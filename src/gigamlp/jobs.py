@@ -219,7 +219,7 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
         name=mlp.name,
         engine=job.engine,
         variant=job.variant.label,
-        scheme=None if mlp.scheme is None else mlp.scheme.name,
+        scheme=_scheme(job),
         hidden=list(mlp.hidden),
         features_read_bytes=row_bytes(mlp, spec),
         batch=spec.batch,
@@ -248,10 +248,20 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
     return row, list(p.samples)
 
 
+def _scheme(job: Job) -> str | None:
+    """Quantisation scheme of a row: as the variant says, else the model's own."""
+    named = job.variant.get("scheme")
+    if named is not None:
+        return None if named == "float32" else str(named)
+    return None if job.mlp.scheme is None else job.mlp.scheme.name
+
+
 def _threads(job: Job) -> int | None:
-    """CPU threads of a row: as asked for, else torch's own count for a torch engine, else unknown."""
+    """CPU threads of a row: as asked for or as the variant says, else torch's own count for a torch engine."""
     if job.spec.is_cuda or job.spec.threads is not None:
         return job.spec.threads
+    if job.variant.get("threads") is not None:
+        return int(job.variant.get("threads"))
     if not job.engine.startswith("torch"):
         return None
     import torch
@@ -265,7 +275,10 @@ def _roof_share(bench: _Bench, times: Throughput, roofs: Roofs | None) -> float 
         return None
     job, spec = bench.job, bench.job.spec
     moved = row_bytes(job.mlp, spec) * spec.batch + answer_bytes(bench.runner)
-    compute = str(job.variant.get("compute") or ("int8" if get_engine(job.engine).integer else spec.input_dtype))
+    own = "int8" if get_engine(job.engine).integer else spec.input_dtype
+    if job.variant.get("scheme") == "float32":  # an engine of integers may run float weights too
+        own = "float32"
+    compute = str(job.variant.get("compute") or own)
     floor = roofs.floor_seconds(moved, job.mlp.macs * spec.batch, compute, in_cache=bench.in_cache)
     link = roofs.h2d_pinned_bytes_s  # the wire's limit for pageable rows too: small ones are staged by the driver
     if spec.is_cuda and job.residence.startswith("host") and link is not None:

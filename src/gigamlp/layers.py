@@ -17,6 +17,12 @@ from gigamlp.errors import ModelError
 __all__ = ["SCHEMES", "Layer", "Scheme", "frozen"]
 
 SCHEMES = ("w8", "w8a8", "w7")
+_ARRAYS: dict[str, Any] = {
+    "scale": np.float32,
+    "hidden_scale": np.float32,
+    "hidden_zero": np.uint8,
+    "codes": np.int8,
+}
 
 Array = NDArray[Any]
 
@@ -33,7 +39,7 @@ def frozen(array: ArrayLike, dtype: Any, what: str) -> Array:
         copy = np.array(given, dtype=dtype, order="C", copy=True)
     if copy.dtype.kind == "f" and not np.isfinite(copy).all():
         raise ModelError(f"{what} holds NaN or infinite values; an MLP needs finite numbers")
-    if copy.dtype.kind == "i" and not np.array_equal(copy, given):
+    if copy.dtype.kind in "iu" and not np.array_equal(copy, given):
         raise ModelError(f"{what} holds values that are not whole numbers in the range of {copy.dtype.name}")
     copy.flags.writeable = False
     return copy
@@ -87,8 +93,9 @@ class Scheme:
     name : {"w8", "w8a8", "w7"}
         See ``DESIGN.md``: int8 first layer; uint8 hidden and int8 second layer too; 7-bit weights.
     arrays : mapping of str to ndarray
-        ``scale.I`` float32 [out] for layer I's weight, ``hidden_scale.I`` float32 [out] or [1] for its activations
-        (``w8a8`` only), ``codes.I`` int8 [out, in] for codes that training fixed. What is missing is derived.
+        ``scale.I`` float32 [out] for layer I's weight, ``codes.I`` int8 [out, in] for codes that training fixed; in
+        ``w8a8`` and ``w7`` ``hidden_scale.I`` float32 [out] or [1] for its activations, and ``hidden_zero.I`` uint8
+        [out] or [1], the byte that stands for 0 (0 if not given). Missing codes and scales are derived.
     """
 
     name: str
@@ -100,9 +107,9 @@ class Scheme:
         kept = {}
         for key, value in sorted(self.arrays.items()):
             kind = key.partition(".")[0]
-            if not re.fullmatch(r"(scale|hidden_scale|codes)\.(0|[1-9][0-9]{0,8})", key):
-                raise ModelError(f"unknown scheme array {key!r}; known: scale.I, hidden_scale.I, codes.I")
-            kept[key] = frozen(value, np.int8 if kind == "codes" else np.float32, f"scheme array {key}")
+            if not re.fullmatch(r"(scale|hidden_scale|hidden_zero|codes)\.(0|[1-9][0-9]{0,8})", key):
+                raise ModelError(f"unknown scheme array {key!r}; known: {', '.join(f'{k}.I' for k in _ARRAYS)}")
+            kept[key] = frozen(value, _ARRAYS[kind], f"scheme array {key}")
         object.__setattr__(self, "arrays", MappingProxyType(kept))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,7 +123,7 @@ class Scheme:
                 raise ModelError(f"scheme array {key} names layer {index}, but there are {len(layers)} layers")
             out, width = layers[int(index)].weight.shape
             expected = (out, width) if kind == "codes" else (out,)
-            if value.shape != expected and not (kind == "hidden_scale" and value.shape == (1,)):
+            if value.shape != expected and not (kind.startswith("hidden") and value.shape == (1,)):
                 raise ModelError(f"scheme array {key} has shape {list(value.shape)}, expected {list(expected)}")
-            if kind != "codes" and not (value > 0).all():
+            if kind in ("scale", "hidden_scale") and not (value > 0).all():
                 raise ModelError(f"scheme array {key} must be positive")

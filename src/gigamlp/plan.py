@@ -94,7 +94,7 @@ class Plan:
     candidates : tuple of Candidate
         All of them, the rejected ones too.
     settings : dict
-        The gates and grid that the tuner used.
+        The gates and grid that the tuner used, and the hidden ranges that it found.
     """
 
     machine: dict[str, str]
@@ -103,6 +103,12 @@ class Plan:
     mlp_name: str
     candidates: tuple[Candidate, ...]
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def hidden_ranges(self) -> dict[str, list[float]] | None:
+        """Hidden scales and zero points that byte schemes were tried with; see `gigamlp.quantize.in_scheme`."""
+        found: dict[str, list[float]] | None = self.settings.get("hidden_ranges")
+        return found
 
     # ---- choice ---------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
-"""Scheme ``w8``: an int8 first layer and float later layers, in NumPy, with the exact reference that engines equal.
+"""Quantisation in NumPy, with the exact references that engines equal.
 
-``quantise`` gives an MLP its codes and scales, ``integer_form`` the numbers that a kernel computes with, and
-``agreement`` says how many predictions change. ``docs/quantisation.md`` has the arithmetic, step by step.
+``quantise`` gives an MLP its codes and scales, ``integer_form`` the numbers that a kernel computes with in scheme
+``w8`` (an int8 first layer and float later layers; ``byteform`` has those of ``w8a8`` and ``w7``), and ``agreement``
+says how many predictions change. ``docs/quantisation.md`` has the arithmetic, step by step.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gigamlp.activations import apply_activation
-from gigamlp.errors import DataError, InvalidInput, ModelError, Unsupported
+from gigamlp.byteform import BYTE_SCHEMES, ByteForm, byte_form, calibrate, with_codes
+from gigamlp.codes import codes_and_scale
+from gigamlp.errors import DataError, InvalidInput, Unsupported
 from gigamlp.integer import RANGES, Integer
 from gigamlp.layers import SCHEMES, Layer, Scheme, frozen
 from gigamlp.mlp import MLP
@@ -22,11 +26,16 @@ from gigamlp.mlp import MLP
 __all__ = [
     "HALF_LIMIT",
     "Agreement",
+    "ByteForm",
     "Integer",
     "agreement",
+    "byte_form",
+    "calibrate",
     "first_bias",
     "fit_half",
+    "form_of",
     "half_layers",
+    "in_scheme",
     "integer_form",
     "quantise",
 ]
@@ -35,7 +44,6 @@ HALF_LIMIT = 60_000.0  # worst-case |hidden| that may be rounded to float16, who
 
 Array = NDArray[Any]
 _Ends = tuple[Array, Array]  # least and largest value of each output, float64
-_ACC_LIMIT = 2**31 - 1
 _HALF_MAX = float(np.finfo(np.float16).max)
 _HALF_NORMAL = float(np.finfo(np.float16).tiny)
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -47,30 +55,35 @@ _SLACK = 2.0**-9
 # ---- codes and scales -----------------------------------------------------------------------------------------------
 
 
-def quantise(mlp: MLP, scheme: str = "w8") -> MLP:
-    """Return `mlp` with a scheme that holds the first layer's codes and scales.
+def quantise(mlp: MLP, scheme: str = "w8", *, calibration: ArrayLike | None = None) -> MLP:
+    """Return `mlp` with a scheme that holds codes and scales.
 
-    Codes and scales that `mlp` carries already are kept as they are; what is missing is derived: per output, the scale
-    is the largest absolute weight (times `input_scale`) / 127, and codes are weights / scale, rounded to nearest even.
+    What `mlp` carries already is kept as it is; what is missing is derived. Per output, the scale is the largest
+    absolute weight (times the scale of its inputs) / 127 (``w7``: / 63), and codes are weights / scale, rounded to
+    nearest even. ``w8`` has them for the first layer, ``w8a8`` and ``w7`` for every layer, and for each hidden unit the
+    scale and zero point of its bytes, from the range that it takes over the calibration rows.
 
     Parameters
     ----------
     mlp : MLP
-    scheme : {"w8"}
+    scheme : {"w8", "w8a8", "w7"}
+    calibration : array_like, shape [n, features], optional
+        Raw rows, a few thousand of those that the MLP was trained with; ``w8a8`` and ``w7`` need them.
 
     Returns
     -------
     MLP
-        With ``Scheme("w8", {"codes.0": int8 [out, in], "scale.0": float32 [out]})``; the weights stay as they are.
+        With a `Scheme` that holds ``codes.I`` int8 [out, in], ``scale.I`` float32 [out], and for ``w8a8`` and ``w7``
+        ``hidden_scale.I`` float32 [out] and ``hidden_zero.I`` uint8 [out]. The weights stay as they are.
 
     Raises
     ------
     InvalidInput
-        If the scheme is unknown, or `mlp` carries another one.
+        If the scheme is unknown, `mlp` carries another one, or hidden ranges are missing.
     ModelError
         If the codes and weights contradict each other.
     Unsupported
-        For the schemes ``w8a8`` and ``w7``, arrays that ``w8`` has no use for, and sums that do not fit into int32.
+        For arrays that the scheme has no use for, and sums that do not fit into int32.
 
     Examples
     --------
@@ -81,12 +94,14 @@ def quantise(mlp: MLP, scheme: str = "w8") -> MLP:
     """
     if scheme not in SCHEMES:
         raise InvalidInput(f"unknown quantisation scheme {scheme!r}; known: {', '.join(SCHEMES)}")
-    if scheme != "w8":
-        raise Unsupported(f"scheme {scheme!r} is not implemented in this version; 'w8' is")
     if mlp.scheme is not None and mlp.scheme.name != scheme:
         raise InvalidInput(
             f"{mlp.name!r} carries the scheme {mlp.scheme.name!r}; quantise mlp.with_(scheme=None) to replace it"
         )
+    if scheme in BYTE_SCHEMES:
+        return with_codes(mlp, scheme, None if calibration is None else calibrate(mlp, calibration))
+    if calibration is not None:
+        raise InvalidInput("scheme 'w8' has float hidden layers: it takes no calibration rows")
     codes, scale = _codes(mlp)
     return mlp.with_(scheme=Scheme(scheme, {"codes.0": codes, "scale.0": scale}))
 
@@ -98,37 +113,7 @@ def _codes(mlp: MLP) -> tuple[Array, Array]:
     if useless:
         raise Unsupported(f"scheme 'w8' has float layers after the first: it has no use for {', '.join(useless)}")
     weight = mlp.layers[0].weight.astype(np.float64) * np.asarray(mlp.input_scale, np.float64)
-    codes, scale = given.get("codes.0"), given.get("scale.0")
-    if scale is None:
-        scale = _scales(np.abs(weight).max(axis=1), codes)
-    if codes is None:
-        codes = np.clip(np.rint(weight / scale.astype(np.float64)[:, None]), -127, 127).astype(np.int8)
-    largest = 128 if (codes == -128).any() else 127
-    most = _ACC_LIMIT // (255 * largest)
-    if codes.shape[1] > most:
-        raise Unsupported(
-            f"{codes.shape[1]:,} features of one byte times codes up to {largest} can overflow an int32 sum; "
-            f"at most {most:,} fit: read fewer with `columns`"
-        )
-    return codes, scale
-
-
-def _scales(peak: Array, codes: Array | None) -> Array:
-    """Return the scale that takes the largest code of each output to its largest weight, `peak` float64 [out]."""
-    top = np.full(len(peak), 127.0)
-    if codes is not None:
-        top = np.abs(codes.astype(np.float64)).max(axis=1)
-        odd = np.flatnonzero((peak == 0) != (top == 0))
-        if odd.size:
-            which = "weights" if peak[odd[0]] == 0 else "codes"
-            raise ModelError(f"output {odd[0]} of layer 0 has {which} that are all 0; store its scale.0 too")
-    with np.errstate(over="ignore"):
-        scale = np.where(peak == 0, 1.0, peak / np.where(top == 0, 1.0, top)).astype(np.float32)
-    if not np.isfinite(scale).all():
-        raise Unsupported(
-            f"layer 0's weights times the input scale reach {peak.max():.3g}: too large a scale for float32"
-        )
-    return np.maximum(scale, np.finfo(np.float32).tiny)
+    return codes_and_scale(weight, given.get("codes.0"), given.get("scale.0"))
 
 
 # ---- the integer form -----------------------------------------------------------------------------------------------
@@ -154,7 +139,7 @@ def integer_form(mlp: MLP, input_dtype: str = "uint8") -> Integer:
     if input_dtype not in RANGES:
         raise Unsupported(f"scheme 'w8' multiplies bytes: rows must be uint8 or int8, not {input_dtype}")
     if mlp.scheme is not None and mlp.scheme.name != "w8":
-        raise Unsupported(f"scheme {mlp.scheme.name!r} is not implemented in this version; 'w8' is")
+        raise Unsupported(f"the model has the scheme {mlp.scheme.name!r}, and this is the arithmetic of 'w8'")
     codes, scale = _codes(mlp)
     bias = first_bias(mlp)
     activation = mlp.layers[0].activation
@@ -224,6 +209,24 @@ def first_bias(mlp: MLP) -> NDArray[np.float32]:
     if largest > _FLOAT_MAX:
         raise Unsupported(f"the input offset makes a bias of {largest:.3g} in layer 0, beyond float32")
     return bias.astype(np.float32)
+
+
+def form_of(mlp: MLP, input_dtype: str = "uint8") -> Integer | ByteForm:
+    """Return the form of the scheme that `mlp` carries, of ``w8`` if it carries none."""
+    if mlp.scheme is not None and mlp.scheme.name in BYTE_SCHEMES:
+        return byte_form(mlp, input_dtype)
+    return integer_form(mlp, input_dtype)
+
+
+def in_scheme(mlp: MLP, scheme: object, ranges: Mapping[str, ArrayLike] | None) -> MLP:
+    """Return the model that an engine builds for a variant's option ``scheme``.
+
+    That is `mlp` itself, but with the codes of ``w8a8`` or ``w7`` where it has no scheme of its own and `ranges` (what
+    `calibrate` gave, also as plain lists) holds its hidden scales.
+    """
+    if scheme not in BYTE_SCHEMES or mlp.scheme is not None or ranges is None:
+        return mlp
+    return with_codes(mlp, str(scheme), {key: np.asarray(value) for key, value in ranges.items()})
 
 
 # ---- ranges ---------------------------------------------------------------------------------------------------------
@@ -322,7 +325,9 @@ class Agreement:
 
 
 def agreement(mlp: MLP, x: ArrayLike, y: ArrayLike | None = None) -> Agreement:
-    """Count the rows of `x` for which `mlp` predicts something else in scheme ``w8`` than in float32.
+    """Count the rows of `x` for which `mlp` predicts something else in its scheme than in float32.
+
+    Without a scheme that is ``w8``.
 
     Parameters
     ----------
@@ -352,12 +357,12 @@ def agreement(mlp: MLP, x: ArrayLike, y: ArrayLike | None = None) -> Agreement:
         raise InvalidInput("head 'regression' predicts no classes; compare integer_form(...).reference_logits instead")
     rows = mlp.check_rows(x)
     if rows.dtype.name not in RANGES:
-        raise InvalidInput(f"scheme 'w8' multiplies bytes: rows must be uint8 or int8, got {rows.dtype}")
+        raise InvalidInput(f"integer schemes multiply bytes: rows must be uint8 or int8, got {rows.dtype}")
     if len(rows) == 0:
         raise DataError("agreement needs at least one row")
     truth = None if y is None else _labels(mlp, y, len(rows))
     float32 = mlp.predict(rows)
-    integer = mlp.answers(integer_form(mlp, rows.dtype.name).reference_logits(rows))
+    integer = mlp.answers(form_of(mlp, rows.dtype.name).reference_logits(rows))
     right = [None if truth is None else float(np.mean(_same(each, truth))) for each in (float32, integer)]
     return Agreement(len(rows), int(np.sum(~_same(float32, integer))), *right)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.inputs import Check
 from gigamlp.ladder import Piece, Rung
 from gigamlp.mlp import MLP
+from gigamlp.quantize import in_scheme
 from gigamlp.staging import PinnedRing, as_host_tensor, fill
 
 __all__ = ["Bound", "Runners"]
@@ -82,14 +83,21 @@ class Runners:
     mlp : MLP
     device : str
         ``"cpu"`` or ``"cuda:N"``.
+    ranges : dict, optional
+        The Plan's hidden ranges, for variants in a byte scheme.
     """
 
-    def __init__(self, mlp: MLP, device: str) -> None:
-        self.mlp, self.device = mlp, device
+    def __init__(self, mlp: MLP, device: str, ranges: Mapping[str, Any] | None = None) -> None:
+        self.mlp, self.device, self._ranges = mlp, device, ranges
         self._lock = threading.RLock()
         self._bound: dict[Rung, Bound] = {}
         self._ring: PinnedRing | None = None
         self.closed = False
+
+    @property
+    def lock(self) -> threading.RLock:
+        """What a caller of `get` holds."""
+        return self._lock
 
     def renew_lock(self) -> None:
         """Replace the lock: in a forked child the parent's may be held by a thread that does not exist here."""
@@ -121,15 +129,11 @@ class Runners:
             bound = self._bound[rung] = self._build(rung)
         return bound
 
-    def one(self, rung: Rung) -> Callable[[Any], Any] | None:
-        """Return what answers a single row at once, if the runner of `rung` has that: its method `one`."""
-        with self._lock:
-            found: Callable[[Any], Any] | None = getattr(self.get(rung).runner, "one", None)
-            return found
-
     def _build(self, rung: Rung) -> Bound:
         try:
-            return Bound(registry.engine(rung.engine).build(self.mlp, rung.spec, rung.variant))
+            scheme = None if rung.variant is None else rung.variant.get("scheme")
+            mlp = in_scheme(self.mlp, scheme, self._ranges)
+            return Bound(registry.engine(rung.engine).build(mlp, rung.spec, rung.variant))
         except Unsupported as error:
             if rung.planned_us is None:
                 raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 
 from gigamlp.choice import Choice, from_engine, from_plan
 from gigamlp.errors import DeviceError, InvalidInput
-from gigamlp.hosted import is_staged, run_from_host
+from gigamlp.hosted import run_from_host
 from gigamlp.inputs import Rows, as_rows, is_plain, target_dtype, value_check
 from gigamlp.ladder import Ladder
 from gigamlp.mlp import MLP
 from gigamlp.outputs import allocate, check_out, label_tensor
 from gigamlp.plan import Plan
 from gigamlp.runners import Runners
+from gigamlp.single import direct_call
 from gigamlp.spec import Variant
 
 __all__ = ["Session"]
@@ -122,11 +124,9 @@ class Session:
         self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
         self._ladders: dict[tuple[str, str], Ladder] = {}
         self._host_ladders: dict[tuple[str, str], Ladder | None] = {}
-        self._runners = Runners(mlp, self.device)
-        self._near = Runners(mlp, "cpu")  # what reads host rows where they are, for a session on a GPU
+        self._runners = Runners(mlp, self.device, self._choice.ranges)
+        self._near = Runners(mlp, "cpu", self._choice.ranges)  # what reads host rows where they are, beside a GPU
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
-        self._ones: dict[Any, Callable[[Any], Any]] = {}  # per dtype, what answers a single row
-        self._names: list[Any] = [] if mlp.classes is None else mlp.classes.tolist()
         self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
 
@@ -179,42 +179,49 @@ class Session:
         return out
 
     def predict_one(self, row: Any) -> Any:
-        """Return the answer for one row [features] of host memory: a label, or for other heads what `predict` gives.
+        """Return the answer for one row: what ``predict(row[None])[0]`` is, with next to nothing around the engine.
 
-        The way with the least overhead, where the runner of a single row has one: NumPy rows of uint8 or int8.
+        Engine ``cpu_fused``, and ``cuda_fused`` where the Plan sends single host rows to it, answer a uint8 or int8 row
+        without a copy or a check of more than its type and length. Threads may call it at the same time.
+
+        Parameters
+        ----------
+        row : array_like, shape [features]
+
+        Returns
+        -------
+        int, str, or what `predict` gives for a row
+            The class label as a Python object.
 
         Examples
         --------
         >>> import numpy as np, gigamlp as gm
         >>> mlp = gm.MLP([gm.Layer([[1.0, 0.0], [0.0, 1.0]])], classes=["left", "right"])
-        >>> with gm.Session(mlp, device="cpu") as session:
+        >>> with gm.Session(mlp, device="cpu", engine="numpy") as session:
         ...     session.predict_one(np.array([3, 1], dtype=np.uint8))
         'left'
         """
-        self._check_alive()
-        if type(row) is np.ndarray:
-            one = self._ones.get(row.dtype)
-            if one is not None:
-                return self._names[one(row)]
-        answer = self.predict(np.asarray(row)[None])[0]
-        self._find_one(row)
-        return answer.item() if answer.ndim == 0 else answer
+        if "predict_one" in self.__dict__:  # the caller keeps this method from before the first call
+            return self.__dict__["predict_one"](row)
+        if isinstance(row, np.ndarray) and row.ndim == 1:
+            one = self._find_one(row)
+            if one is not None:  # from now on callers reach the engine's own call, with nothing of Python in between
+                self.__dict__["predict_one"] = one
+        return self._predict_one(row)
 
-    def _find_one(self, row: Any) -> None:
-        """Remember what answers single rows like `row`, if there is something quicker than `predict`."""
-        if type(row) is not np.ndarray or self.mlp.head not in ("softmax", "sigmoid"):
-            return
-        name = row.dtype.name
-        if name not in ("uint8", "int8") or name not in self._choice.dtypes or self._asked_dtype not in (None, name):
-            return
-        near = self._host_ladder(name, "class")
-        if near is None and self.device != "cpu":
-            return
-        rung = (near or self._ladder(name, "class")).cut(1)[0].rung
-        if not is_staged(rung):
-            one = (self._runners if near is None else self._near).one(rung)
-            if one is not None:
-                self._ones[row.dtype] = one
+    def _predict_one(self, row: Any) -> Any:
+        answer = self.predict(row[None] if hasattr(row, "ndim") else [row])[0]
+        return answer.item() if getattr(answer, "ndim", 1) == 0 else answer
+
+    def _find_one(self, row: Array) -> Any:
+        """Return the engine's own call for a row like `row`, or None if it has none."""
+        self._check_alive()
+        dtype = self._asked_dtype or row.dtype.name
+        near = self._host_ladder(dtype, "class")
+        if dtype != row.dtype.name or dtype not in self._choice.dtypes or (near is None and self.device != "cpu"):
+            return None
+        runners, ladder = (self._near, near) if near is not None else (self._runners, self._ladder(dtype, "class"))
+        return direct_call(self.mlp, runners, ladder.cut(1)[0].rung, weakref.WeakMethod(self._predict_one))
 
     def class_ids(self, x: Any, *, out: Any = None) -> Any:
         """Return the int64 class index [n] of each row of `x`; ties go to the lowest index. See `predict` for `out`."""
@@ -299,8 +306,8 @@ class Session:
             self._runners.close()
             self._near.close()
         self._runners.closed = self._near.closed = True
+        self.__dict__.pop("predict_one", None)
         self._labels.clear()
-        self._ones.clear()
 
     def __enter__(self) -> Session:
         return self
@@ -345,16 +352,14 @@ class Session:
         return rows
 
     def _destination(self, out: Any, rows: Rows, shape: tuple[int, ...], dtype: str) -> Any:
-        if out is None:
-            return allocate(rows, shape, dtype)
-        check_out(out, rows, shape, dtype)
-        return out
+        if out is not None:
+            check_out(out, rows, shape, dtype)
+        return allocate(rows, shape, dtype) if out is None else out
 
     def _ladder(self, dtype: str, output: str) -> Ladder:
-        ladder = self._ladders.get((dtype, output))
-        if ladder is None:
-            ladder = self._ladders[dtype, output] = self._choice.ladder(dtype, output)
-        return ladder
+        if (dtype, output) not in self._ladders:
+            self._ladders[dtype, output] = self._choice.ladder(dtype, output)
+        return self._ladders[dtype, output]
 
     def _host_ladder(self, dtype: str, output: str) -> Ladder | None:
         """Return the ladder for host rows of a session on a GPU, where the plan measured them from there."""

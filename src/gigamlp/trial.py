@@ -131,6 +131,8 @@ class Gate:
     given : bool
         Whether the rows are the user's validation rows. Otherwise they were drawn, and logits decide.
     min_accuracy, max_disagreement : float or None
+    ranges : dict or None
+        The hidden ranges that given rows reach, for candidates in a byte scheme; see `gigamlp.quantize.calibrate`.
     """
 
     x: Array
@@ -140,6 +142,7 @@ class Gate:
     given: bool = False
     min_accuracy: float | None = None
     max_disagreement: float | None = 0.001
+    ranges: dict[str, Array] | None = None
 
 
 @dataclass(frozen=True)

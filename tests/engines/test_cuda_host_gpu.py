@@ -106,7 +106,7 @@ def test_every_call_reads_the_rows_of_that_call():
     for variant in variants(MNIST, 16):
         runner = ENGINE.build(MNIST, Spec("cuda:0", 16, input_on="host"), variant)
         for _ in range(6):
-            got = np.array([runner.one(row) for row in x])
+            got = np.array([runner.one_id(row) for row in x])
             np.testing.assert_array_equal(got[clear], want[clear])
         for begin in range(0, 500, 13):
             part = slice(begin, min(begin + 13, 500))
@@ -151,7 +151,7 @@ def test_two_runners_and_many_threads():
         x = draw(mlp, 32, seed)
         want, clear, _ = reference(mlp, x)
         for _ in range(200):
-            if (runner.run(x)[clear] != want[clear]).any() or (clear[0] and runner.one(x[0]) != want[0]):
+            if (runner.run(x)[clear] != want[clear]).any() or (clear[0] and runner.one_id(x[0]) != want[0]):
                 wrong.append(seed)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]

@@ -121,7 +121,7 @@ def test_strided_rows(fake):
     runner, _ = make(fake)
     wide = draw(4, (10, 13))
     np.testing.assert_array_equal(runner.run(wide[::2, 1::2]), ids(wide[::2, 1::2].copy()))
-    assert runner.one(wide[3, ::2][:6]) == ids(wide[3:4, ::2][:, :6].copy())[0]
+    assert runner.one_id(wide[3, ::2][:6]) == ids(wide[3:4, ::2][:, :6].copy())[0]
 
 
 @pytest.mark.parametrize("output", list(OUTPUTS))
@@ -131,7 +131,7 @@ def test_every_output_and_one_row_of_it(fake, output):
     logits = MLP.logits(x)
     top = np.sort(logits, axis=1)
     want = {"class": ids(x), "margin": (ids(x), top[:, -1] - top[:, -2]), "logits": logits}[output]
-    got, one = runner.run(x), runner.one(x[2])
+    got, one = runner.run(x), runner.one_id(x[2])
     if output == "margin":
         for part, single, right in zip(got, one, want, strict=True):
             np.testing.assert_allclose(part, right)
@@ -203,7 +203,7 @@ def test_a_device_that_fails_is_an_error_and_no_hang(fake, monkeypatch):
     with pytest.raises(DeviceError, match=r"cannot finish its work: INVALID_VALUE \(fake error 1\)"):
         runner.run(draw(0))
     with pytest.raises(DeviceError, match="fake error 1"):
-        runner.one(draw(0)[0])
+        runner.one_id(draw(0)[0])
     fake.broken, fake.kernels["fused"] = None, FusedKernel("class")
     np.testing.assert_array_equal(runner.run(draw(1)), ids(draw(1)))  # the lock is free
 
@@ -239,7 +239,7 @@ def test_threads_take_turns(fake):
     def work(seed):
         x = draw(seed)
         for _ in range(100):
-            if (runner.run(x) != ids(x)).any() or runner.one(x[0]) != ids(x)[0]:
+            if (runner.run(x) != ids(x)).any() or runner.one_id(x[0]) != ids(x)[0]:
                 wrong.append(seed)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -263,7 +263,7 @@ def test_rows_that_do_not_fit_are_refused(fake):
             runner.run(x)
     for row in (draw(0, (7,)), draw(0, (1, FEATURES)), draw(0, (FEATURES,)).astype(np.float32), [0] * FEATURES):
         with pytest.raises(InvalidInput, match=r"takes a NumPy array uint8 \[6\]"):
-            runner.one(row)
+            runner.one_id(row)
 
 
 def test_a_closed_runner_gives_everything_back(fake):
@@ -337,6 +337,6 @@ def test_the_engine_builds_it_for_rows_on_the_host(fake, monkeypatch, tmp_path, 
         np.testing.assert_array_equal(ids, mlp.class_ids(z))
     else:
         np.testing.assert_allclose(got, z if output == "logits" else mlp.probabilities(z), rtol=1e-6)
-    one = runner.one(x[5])
+    one = runner.one_id(x[5])
     np.testing.assert_allclose(one if output != "margin" else one[1], got[5] if output != "margin" else got[1][5])
     runner.close()

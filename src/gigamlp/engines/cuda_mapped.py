@@ -105,7 +105,7 @@ class MappedRunner:
             self._start(rows)
             return self._answers(rows)
 
-    def one(self, row: Any) -> Any:
+    def one_id(self, row: Any) -> Any:
         """Return the answer for the one row `row` [features]: an int for output ``class``, else as `run`, without [n].
 
         It costs less than `run` with one row. See `run` for the errors.

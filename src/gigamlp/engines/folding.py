@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from gigamlp.mlp import MLP
 
-__all__ = ["fold_input"]
+__all__ = ["fold_input", "folded_layers"]
 
 Float64 = NDArray[np.float64]
 
@@ -29,3 +29,19 @@ def fold_input(mlp: MLP) -> tuple[Float64, Float64 | None]:
         shift = (weight * offset).sum(axis=1)
         bias = shift if bias is None else bias + shift
     return weight * np.asarray(mlp.input_scale, np.float64), bias
+
+
+def folded_layers(mlp: MLP) -> list[tuple[NDArray[np.float32], NDArray[np.float32] | None, str]]:
+    """Return (weight [in, out], bias [out] or None, activation) per layer in float32, for raw rows.
+
+    Examples
+    --------
+    >>> import gigamlp as gm
+    >>> folded_layers(gm.MLP([gm.Layer([[1.0, 2.0]])], input_scale=0.5, head="regression"))
+    [(array([[0.5],
+           [1. ]], dtype=float32), None, 'identity')]
+    """
+    weight, bias = fold_input(mlp)
+    first = None if bias is None else bias.astype(np.float32)
+    later = [(np.ascontiguousarray(layer.weight.T), layer.bias, layer.activation) for layer in mlp.layers[1:]]
+    return [(np.ascontiguousarray(weight.T, np.float32), first, mlp.layers[0].activation), *later]

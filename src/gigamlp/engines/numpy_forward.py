@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gigamlp.activations import apply_activation
 from gigamlp.engines.base import Spec, Unsupported, Variant
-from gigamlp.engines.folding import fold_input
+from gigamlp.engines.folding import folded_layers
 from gigamlp.errors import InvalidInput
 from gigamlp.measure.clock import stopwatch
 from gigamlp.mlp import MLP
@@ -76,14 +76,6 @@ def _refuse(mlp: MLP, spec: Spec) -> None:
         raise Unsupported("head 'regression' has no probabilities; ask for logits")
 
 
-def _folded(mlp: MLP) -> list[_Folded]:
-    """Return (weight [in, out], bias [out], activation) per layer in float32, with the input's affine map folded in."""
-    weight, bias = fold_input(mlp)
-    first = np.ascontiguousarray(weight.T, np.float32), None if bias is None else bias.astype(np.float32)
-    later = [(np.ascontiguousarray(layer.weight.T), layer.bias, layer.activation) for layer in mlp.layers[1:]]
-    return [(*first, mlp.layers[0].activation), *later]
-
-
 class _NumpyRunner:
     engine = "numpy"
     build_s = 0.0
@@ -91,7 +83,7 @@ class _NumpyRunner:
     def __init__(self, mlp: MLP, spec: Spec, variant: Variant, x: Array, shared: _NumpyRunner | None = None) -> None:
         self.spec, self.variant, self.input = spec, variant, x
         self._mlp = mlp
-        self._layers: list[_Folded] = _folded(mlp) if shared is None else shared._layers
+        self._layers: list[_Folded] = folded_layers(mlp) if shared is None else shared._layers
         block = min(spec.batch, _ROWS_PER_BLOCK)
         self._x = np.empty((block, mlp.features_read), np.float32)
         self._h = [np.empty((block, weight.shape[1]), np.float32) for weight, _, _ in self._layers]

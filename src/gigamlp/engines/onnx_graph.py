@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gigamlp.engines.numpy_forward import fold
+from gigamlp.engines.folding import folded_layers
 from gigamlp.mlp import MLP
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def float32_model(mlp: MLP, input_dtype: str, output: str) -> bytes:
     h = g.columns()
     if input_dtype != "float32":
         h = g.add("Cast", h, to=g.type_code("float32"))
-    for index, (weight, bias, activation) in enumerate(fold(mlp)):
+    for index, (weight, bias, activation) in enumerate(folded_layers(mlp)):
         h = g.activation(activation, g.dense(h, index, weight, bias))
     return g.finish(h, output)
 
@@ -57,7 +57,7 @@ def integer_model(mlp: MLP, codes: Array, scale: Array, input_dtype: str, output
     input_dtype : {"uint8", "int8"}
     """
     g = _Graph(mlp, input_dtype)
-    layers = fold(mlp)
+    layers = folded_layers(mlp)
     _, bias, activation = layers[0]
     names = [
         g.columns(),
@@ -66,7 +66,7 @@ def integer_model(mlp: MLP, codes: Array, scale: Array, input_dtype: str, output
         g.constant("scale.0", scale),
         "",
         "",
-        g.constant("bias.0", bias),
+        g.constant("bias.0", np.zeros(len(codes), np.float32) if bias is None else bias),
     ]
     h = g.activation(activation, g.add("MatMulIntegerToFloat", *names, domain="com.microsoft"))
     for index, (weight, own, kind) in enumerate(layers[1:], start=1):

@@ -15,6 +15,7 @@ _ENGINES = {
     "torch_eager": "gigamlp.engines.torch_eager:TorchEager",
     "torch_graph": "gigamlp.engines.torch_graph:TorchGraph",
     "torch_compile": "gigamlp.engines.torch_compile:TorchCompile",
+    "cpu_fused": "gigamlp.engines.cpu_fused:CpuFused",
     "cuda_fused": "gigamlp.engines.cuda_fused:CudaFused",
     "onnxruntime": "gigamlp.engines.onnxruntime:OnnxRuntime",
     "openvino": "gigamlp.engines.openvino:OpenVino",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.activations import apply_activation
-from gigamlp.engines.numpy_forward import fold
+from gigamlp.engines.folding import folded_layers
 from gigamlp.errors import Unsupported
 from gigamlp.integer import RANGES
 from gigamlp.layers import Scheme
@@ -137,7 +137,7 @@ def static_int8(mlp: MLP, input_dtype: str, hidden: str) -> StaticInt8:
     """
     codes, scale = first_layer(mlp)
     given = scheme_steps(mlp) if hidden == "scheme" else []
-    folded = fold(mlp)
+    folded = folded_layers(mlp)
     low, high = (np.full(mlp.features_read, float(end)) for end in RANGES[input_dtype])
     in_scale, gains, zeros = 1.0, np.ones(mlp.features_read), np.zeros(mlp.features_read)
     layers: list[IntegerLayer] = []
