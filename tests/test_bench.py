@@ -75,7 +75,9 @@ def test_without_torch_rows_have_no_roofs_and_the_record_says_so(tmp_path: Path)
         from gigamlp.record import Record
         mlp = load("m.safetensors")
         record = bench(mlp, device="cpu", batch=[8, 64], repeats=5)
-        assert [(r.engine, r.roof_share) for r in record.rows] == [("numpy", None), ("numpy", None)]
+        assert [r.batch for r in record.rows if r.engine == "numpy"] == [8, 64]
+        assert not any(r.engine.startswith("torch") for r in record.rows)
+        assert {r.roof_share for r in record.rows} == {None}
         assert record.extra["roofs"] is None
         assert "gigamlp[torch]" in record.extra["no_roofs"]
         sys.exit(main(["bench", "m.safetensors", "--device", "cpu", "--out", "r.json"]))
@@ -86,4 +88,4 @@ def test_without_torch_rows_have_no_roofs_and_the_record_says_so(tmp_path: Path)
     assert "no roofs here: torch, which measures them, is not installed" in done.stderr
     saved = Record.load(tmp_path / "r.json")
     assert saved.extra["roofs"] is None
-    assert [row.roof_share for row in saved.rows] == [None]
+    assert {row.roof_share for row in saved.rows} == {None}

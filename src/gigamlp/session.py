@@ -217,6 +217,8 @@ class Session:
         """Return the engine's own call for a row like `row`, or None if it has none."""
         self._check_alive()
         dtype = self._asked_dtype or row.dtype.name
+        if self.mlp.head not in ("softmax", "sigmoid"):
+            return None
         near = self._host_ladder(dtype, "class")
         if dtype != row.dtype.name or dtype not in self._choice.dtypes or (near is None and self.device != "cpu"):
             return None
@@ -368,8 +370,6 @@ class Session:
         if (dtype, output) not in self._host_ladders:
             self._host_ladders[dtype, output] = self._choice.host_ladder(dtype, output)
         return self._host_ladders[dtype, output]
-
-    # ---- the run --------------------------------------------------------------------------------------------------
 
     def _run(self, rows: Rows, output: str, answers: Any) -> Any:
         """Fill `answers` (of the kind and device of `rows`) and return it."""

@@ -272,7 +272,7 @@ def test_a_closed_runner_gives_everything_back(fake):
     held = runner.input  # a caller may still look at the rows
     runner.close()
     runner.close()
-    for name, x in (("run", draw(0)), ("one", draw(0)[0]), ("bind", draw(0))):
+    for name, x in (("run", draw(0)), ("one_id", draw(0)[0]), ("bind", draw(0))):
         with pytest.raises(InvalidInput, match="closed"):
             getattr(runner, name)(x)
     held[...] = 1

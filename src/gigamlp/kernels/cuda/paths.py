@@ -209,7 +209,7 @@ def registers(network: Network, config: Config) -> int:
     elif config.path == "wgmma":
         kept = -(-(network.later or (0,))[0] // 8) if config.cluster(network) > 1 else 0
         sums = widest + (kept if kept <= _MOST_SENT else 0)
-        ahead = 8 * min(config.stages, network.padded // 64) + (0 if network.align == 16 else 24)
+        ahead = 8 * min(config.stages, network.padded // 64) + {16: 0, 4: 24, 1: 64}[network.align]
         return config.outputs // 2 + 4 * sums + ahead + 44
     else:
         ahead = (config.stages if config.path == "direct" else 1) * config.tiles * 8
