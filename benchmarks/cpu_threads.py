@@ -3,7 +3,7 @@
     python benchmarks/cpu_threads.py --models FOLDER --out records/cpu-threads.json [--threads 1 4 16]
 
 FOLDER holds mnist-40.safetensors, mnist-128 and mnist-512, as benchmarks/distill_h200.py writes them. Schemes w8a8 and,
-on one thread, w8; 10,000 MNIST test rows, uint8 in, class out; the best time of each instruction set and way with zeros.
+on one thread, w8; 10,000 MNIST test rows, uint8 in, class out; each instruction set and way with zeros at its best.
 """
 
 from __future__ import annotations
