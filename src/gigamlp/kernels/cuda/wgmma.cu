@@ -8,7 +8,7 @@ extern __shared__ __align__(128) u8 shared[];
 constexpr int GROUPS = WARPS / 4;
 constexpr int STEP_CODES = H0 * 32;                                    // bytes of codes for 32 features
 constexpr int DEPTH = STAGES < UNITS ? STAGES : UNITS ? UNITS : 1;     // units of a row on their way
-constexpr bool TURNS = GROUPS == 2 && DEPTH == UNITS;                             // one multiplies while the other finishes a step
+constexpr bool TURNS = GROUPS == 2 && DEPTH == UNITS;                  // one multiplies while the other finishes a step
 constexpr int N1 = (widths[LATER ? 1 : 0] + 7) / 8;
 constexpr bool LATE = N1 <= 4;
 constexpr int PIECE = LATE ? N1 : 4;                                   // blocks of 8 sums that are sent at a time
