@@ -102,6 +102,7 @@ FLOORS = {
     "quoted": 2,
     "record": 2,
     "spec": 2,
+    "convert": 3,
     "kernels": 3,
     "train": 3,
     "engines": 4,
@@ -126,7 +127,7 @@ FLOORS = {
     "__main__": 7,
 }
 # may import torch at module top: nothing imports them before they are used
-TORCH_AT_TOP = ("gigamlp.engines.torch_", "gigamlp.train.")
+TORCH_AT_TOP = ("gigamlp.engines.torch_", "gigamlp.train.", "gigamlp.convert.torch_")
 
 MODULES = {
     ".".join(("gigamlp", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__"): path

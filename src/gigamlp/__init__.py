@@ -31,9 +31,13 @@ _PUBLIC = {
     "Session": "gigamlp.session",
     "Spec": "gigamlp.spec",
     "agreement": "gigamlp.quantize",
+    "from_sklearn": "gigamlp.convert.sklearn",
+    "from_torch": "gigamlp.convert.torch",
     "load": "gigamlp.mlp",
     "optimize": "gigamlp.tune",
     "quantise": "gigamlp.quantize",
+    "to_torch": "gigamlp.convert.torch",
+    "convert": "",
     "data": "",
     "engines": "",
     "errors": "",
@@ -51,20 +55,26 @@ __all__ = [
     "Spec",
     "__version__",
     "agreement",
+    "convert",
     "data",
     "engines",
     "errors",
+    "from_sklearn",
+    "from_torch",
     "load",
     "measure",
     "optimize",
     "quantise",
+    "to_torch",
     "train",
 ]
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from gigamlp import data, engines, errors, measure, train
+    from gigamlp import convert, data, engines, errors, measure, train
+    from gigamlp.convert.sklearn import from_sklearn
+    from gigamlp.convert.torch import from_torch, to_torch
     from gigamlp.mlp import MLP, Layer, Scheme, load
     from gigamlp.plan import Plan
     from gigamlp.quantize import agreement, quantise

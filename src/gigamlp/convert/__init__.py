@@ -1,0 +1,33 @@
+"""Models of other frameworks to MLPs, and MLPs to models of other frameworks, to C and to a NumPy script.
+
+Nothing here imports a framework before it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_PUBLIC = {
+    "from_sklearn": "gigamlp.convert.sklearn",
+    "from_torch": "gigamlp.convert.torch",
+    "to_torch": "gigamlp.convert.torch",
+}
+
+__all__ = ["from_sklearn", "from_torch", "to_torch"]
+
+if TYPE_CHECKING:
+    from gigamlp.convert.sklearn import from_sklearn
+    from gigamlp.convert.torch import from_torch, to_torch
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'gigamlp.convert' has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
