@@ -126,8 +126,11 @@ FLOORS = {
     "cli": 7,
     "__main__": 7,
 }
-# may import torch at module top: nothing imports them before they are used
-TORCH_AT_TOP = ("gigamlp.engines.torch_", "gigamlp.train.", "gigamlp.convert.torch_")
+# may import these at module top: nothing imports them before they are used
+AT_TOP = {
+    "torch": ("gigamlp.engines.torch_", "gigamlp.train.", "gigamlp.convert.torch_"),
+    "onnx": ("gigamlp.convert.onnx_",),
+}
 
 MODULES = {
     ".".join(("gigamlp", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__"): path
@@ -203,8 +206,7 @@ def test_there_are_no_circles() -> None:
 @pytest.mark.parametrize("module", list(MODULES))
 def test_heavy_packages_are_imported_inside_functions(module: str) -> None:
     heavy = {name.partition(".")[0] for name in imports(module, top_only=True)} & HEAVY
-    if module.startswith(TORCH_AT_TOP):
-        heavy -= {"torch"}
+    heavy -= {package for package, modules in AT_TOP.items() if module.startswith(modules)}
     assert heavy == set()
 
 

@@ -31,11 +31,13 @@ _PUBLIC = {
     "Session": "gigamlp.session",
     "Spec": "gigamlp.spec",
     "agreement": "gigamlp.quantize",
+    "from_onnx": "gigamlp.convert.onnx",
     "from_sklearn": "gigamlp.convert.sklearn",
     "from_torch": "gigamlp.convert.torch",
     "load": "gigamlp.mlp",
     "optimize": "gigamlp.tune",
     "quantise": "gigamlp.quantize",
+    "to_onnx": "gigamlp.convert.onnx",
     "to_torch": "gigamlp.convert.torch",
     "convert": "",
     "data": "",
@@ -59,12 +61,14 @@ __all__ = [
     "data",
     "engines",
     "errors",
+    "from_onnx",
     "from_sklearn",
     "from_torch",
     "load",
     "measure",
     "optimize",
     "quantise",
+    "to_onnx",
     "to_torch",
     "train",
 ]
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gigamlp import convert, data, engines, errors, measure, train
+    from gigamlp.convert.onnx import from_onnx, to_onnx
     from gigamlp.convert.sklearn import from_sklearn
     from gigamlp.convert.torch import from_torch, to_torch
     from gigamlp.mlp import MLP, Layer, Scheme, load

@@ -9,14 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _PUBLIC = {
+    "from_onnx": "gigamlp.convert.onnx",
     "from_sklearn": "gigamlp.convert.sklearn",
     "from_torch": "gigamlp.convert.torch",
+    "to_onnx": "gigamlp.convert.onnx",
     "to_torch": "gigamlp.convert.torch",
 }
 
-__all__ = ["from_sklearn", "from_torch", "to_torch"]
+__all__ = ["from_onnx", "from_sklearn", "from_torch", "to_onnx", "to_torch"]
 
 if TYPE_CHECKING:
+    from gigamlp.convert.onnx import from_onnx, to_onnx
     from gigamlp.convert.sklearn import from_sklearn
     from gigamlp.convert.torch import from_torch, to_torch
 

@@ -129,6 +129,8 @@ class _Folder:
         self.layers.append(_Under(weight, bias, step.where))
 
     def _affine(self, step: Affine) -> None:
+        scale, shift = (each.reshape(()) if each.size == 1 else each for each in (step.scale, step.shift))
+        step = Affine(scale, shift, step.where)
         if self.width is not None and not {step.scale.shape, step.shift.shape} <= {(), (self.width,)}:
             shapes = f"{list(step.scale.shape)} and {list(step.shift.shape)}"
             raise ConversionError(f"{step.where}: factors and terms of shapes {shapes} for {self.width} values")
@@ -170,7 +172,7 @@ class _Folder:
             )
         last.activation = step.name
 
-    def resolve_head(self, head: str | None) -> str:
+    def resolve_head(self, head: str | None, logits: bool) -> str:
         """Return the head, taking off the last step what belongs to it."""
         self._no_pending()
         last = self.layers[-1]
@@ -184,7 +186,7 @@ class _Folder:
             return "softmax"
         if head is None and last.activation == "logistic":
             head = "sigmoid" if self.width == 1 else "multilabel"
-        if head in ("sigmoid", "multilabel") and last.activation == "logistic":
+        if head in ("sigmoid", "multilabel") and last.activation == "logistic" and not logits:
             last.activation = "identity"
         if head is None:
             head = "regression" if self.width == 1 else "softmax"
@@ -198,6 +200,7 @@ def fold(
     classes: Any = None,
     name: str = "mlp",
     features: int | None = None,
+    logits: bool = False,
 ) -> MLP:
     """Return the MLP that computes what `steps` compute.
 
@@ -211,6 +214,8 @@ def fold(
         Of the MLP.
     features : int, optional
         How many features the source says it takes, to be checked.
+    logits : bool
+        The steps end in the logits: a final logistic is the last layer's activation, not a part of the head.
 
     Raises
     ------
@@ -224,7 +229,7 @@ def fold(
         folder.add(step)
     if not folder.layers:
         raise ConversionError("the model has no dense layer")
-    head = folder.resolve_head(head)
+    head = folder.resolve_head(head, logits)
     width = folder.layers[0].weight.shape[1]
     if features is not None and features != width:
         raise ConversionError(f"{folder.layers[0].where} takes {width} features, but the model's rows have {features}")
