@@ -37,6 +37,8 @@ _PUBLIC = {
     "load": "gigamlp.mlp",
     "optimize": "gigamlp.tune",
     "quantise": "gigamlp.quantize",
+    "to_c": "gigamlp.convert.c",
+    "to_numpy_script": "gigamlp.convert.numpy_script",
     "to_onnx": "gigamlp.convert.onnx",
     "to_torch": "gigamlp.convert.torch",
     "convert": "",
@@ -68,6 +70,8 @@ __all__ = [
     "measure",
     "optimize",
     "quantise",
+    "to_c",
+    "to_numpy_script",
     "to_onnx",
     "to_torch",
     "train",
@@ -77,6 +81,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gigamlp import convert, data, engines, errors, measure, train
+    from gigamlp.convert.c import to_c
+    from gigamlp.convert.numpy_script import to_numpy_script
     from gigamlp.convert.onnx import from_onnx, to_onnx
     from gigamlp.convert.sklearn import from_sklearn
     from gigamlp.convert.torch import from_torch, to_torch
