@@ -119,6 +119,7 @@ FLOORS = {
     "tune": 5,
     "bench": 6,
     "doctor": 6,
+    "estimator": 6,
     "report": 6,
     "reproduce": 6,
     "reproduce_settings": 6,
@@ -130,6 +131,7 @@ FLOORS = {
 AT_TOP = {
     "torch": ("gigamlp.engines.torch_", "gigamlp.train.", "gigamlp.convert.torch_"),
     "onnx": ("gigamlp.convert.onnx_",),
+    "sklearn": ("gigamlp.estimator",),
 }
 
 MODULES = {

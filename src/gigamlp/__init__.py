@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 # public name -> the module that defines it ("" = the name is itself a submodule)
 _PUBLIC = {
+    "GigaMLPClassifier": "gigamlp.estimator",
     "MLP": "gigamlp.mlp",
     "Layer": "gigamlp.mlp",
     "Plan": "gigamlp.plan",
@@ -50,6 +51,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "GigaMLPClassifier",
     "MLP",
     "Layer",
     "Plan",
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from gigamlp.convert.onnx import from_onnx, to_onnx
     from gigamlp.convert.sklearn import from_sklearn
     from gigamlp.convert.torch import from_torch, to_torch
+    from gigamlp.estimator import GigaMLPClassifier
     from gigamlp.mlp import MLP, Layer, Scheme, load
     from gigamlp.plan import Plan
     from gigamlp.quantize import agreement, quantise
