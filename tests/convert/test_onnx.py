@@ -347,6 +347,9 @@ REFUSED = {
     "no layer": (lambda: graph([("Relu", ["x"], "y")]), "relu before the first dense layer"),
     "nothing of the rows": (lambda: graph([("Identity", ["one"], "y")], SQUARE), "the output 'y' is not made of the rows"),
     "constants computed": (lambda: graph([("Add", ["w", "one"], "u"), ("MatMul", ["x", "u"], "y")], CONSTANTS | SQUARE), "is not supported on constants"),
+    "integers": (lambda: graph([("Div", ["x", "two"], "h"), ("Cast", ["h"], "f", {"to": 1}), ("MatMul", ["f", "w"], "y")], CONSTANTS | {"two": np.uint8(2)}, dtype=TensorProto.UINT8), "computes with integers, which rounds differently"),
+    "statistics that do not fit": (lambda: graph([("BatchNormalization", ["x", "n3", "n4", "n4", "n4"], "h"), ("MatMul", ["h", "w"], "y")], CONSTANTS | {"n3": np.ones(3, np.float32), "n4": np.ones(4, np.float32)}), "its inputs and attributes do not fit together"),
+    "mean and spread that do not fit": (lambda: graph([("Sub", ["x", "n3"], "g"), ("Div", ["g", "n4"], "h"), ("MatMul", ["h", "w"], "y")], CONSTANTS | {"n3": np.ones(3, np.float32), "n4": np.ones(4, np.float32)}), "do not go with one row"),
     "nan": (lambda: graph([("MatMul", ["x", "w"], "y")], {"w": NAN}), r"node 0 'MatMul_0' \(MatMul\) holds NaN"),
     "last index": (lambda: graph([DENSE, ("ArgMax", ["z"], "y", {"axis": 1, "select_last_index": 1})], CONSTANTS), "only the first largest output"),
 }  # fmt: skip

@@ -85,6 +85,8 @@ def to_c(
 
     Notes
     -----
+    The values of each layer live on the stack, 4 bytes each.
+
     relu and identity give the same bits everywhere where floats are IEEE 754 and multiplications and additions are not
     fused (``-ffp-contract=off``; gcc's default with ``-std=c99``). Other activations call the C library's tanhf, expf
     or erff.

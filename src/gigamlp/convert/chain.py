@@ -135,6 +135,10 @@ class _Folder:
             shapes = f"{list(step.scale.shape)} and {list(step.shift.shape)}"
             raise ConversionError(f"{step.where}: factors and terms of shapes {shapes} for {self.width} values")
         if not self.layers:
+            sizes = {each.shape for each in (step.scale, step.shift, self.scale, self.shift)} - {()}
+            if len(sizes) > 1 or any(len(size) > 1 for size in sizes):
+                found = " and ".join(str(list(size)) for size in sorted(sizes))
+                raise ConversionError(f"{step.where}: factors and terms of shapes {found} do not go with one row")
             self.shift = self.shift * step.scale + step.shift
             self.scale = self.scale * step.scale
         elif self.layers[-1].activation == "identity":

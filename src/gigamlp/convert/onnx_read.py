@@ -12,13 +12,14 @@ from gigamlp.convert.chain import Activation, Affine, Dense, Softmax, Step, numb
 from gigamlp.convert.onnx_constants import affine, constant_node, dimensions, of_constants, per_output
 from gigamlp.convert.onnx_file import constant, decoded
 from gigamlp.convert.onnx_values import ELEMENTWISE, GRID, Answers, Dimensions, Rows, recognised
-from gigamlp.errors import ConversionError
+from gigamlp.errors import ConversionError, GigaMLPError
 
 __all__ = ["Reader"]
 
 _DIRECT = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "logistic"}
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Sum": "+"}
 _FORMULAS: dict[str, Any] = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 
@@ -50,6 +51,7 @@ class Reader:
             raise ConversionError(f"{where}: {len(inputs)} inputs ({names}); an MLP takes one table of rows")
         self.values[inputs[0].name] = Rows(0)
         dims = [d.dim_value if d.HasField("dim_value") else None for d in inputs[0].type.tensor_type.shape.dim]
+        self.integers = inputs[0].type.tensor_type.elem_type not in _FLOATS
         self.batch = dims[0] if dims else None
         widths = [width for width in dims[1:] if width is not None]
         self.features: int | None = int(np.prod(widths)) if len(widths) == len(dims) - 1 > 0 else None
@@ -65,7 +67,13 @@ class Reader:
     def read(self) -> None:
         """Follow all nodes, and check that each output is the end of the chain, or answers made of it."""
         for index, node in enumerate(self.graph.node):
-            self._read(node, f"{self.where}: node {index} {node.name!r} ({node.op_type})")
+            where = f"{self.where}: node {index} {node.name!r} ({node.op_type})"
+            try:
+                self._read(node, where)
+            except GigaMLPError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise ConversionError(f"{where}: its inputs and attributes do not fit together: {error}") from error
         for each in self.graph.output:
             value = self.values.get(each.name)
             where = f"{self.where}: the output {each.name!r}"
@@ -105,6 +113,10 @@ class Reader:
         if value.chain != len(self.steps):
             raise ConversionError(
                 f"{where} uses an earlier value again: residual connections and branches are not supported"
+            )
+        if self.integers:
+            raise ConversionError(
+                f"{where} computes with integers, which rounds differently; Cast the rows to float first"
             )
         if value.grid is None:
             return
@@ -227,6 +239,7 @@ class Reader:
         if attributes["to"] not in _WIDE:
             kind = onnx.TensorProto.DataType.Name(attributes["to"])
             raise ConversionError(f"{where}: rounding the rows to {kind} is not supported")
+        self.integers = False
         return given[0]
 
     def _op_flatten(self, given: list[Any], attributes: dict[str, Any], where: str) -> Any:

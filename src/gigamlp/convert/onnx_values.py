@@ -64,7 +64,7 @@ def recognised(grid: Float64) -> tuple[str, float, float] | None:
         base = apply_activation(name, GRID)
         # two points that tell factor and term apart, both where activations are neither flat nor cancelled
         one, two = int(np.searchsorted(GRID[:145], 1.0)), int(np.searchsorted(GRID[:145], 2.0))
-        factor = (grid[two] - grid[one]) / (base[two] - base[one])
+        factor = float(grid[two] - grid[one]) / float(base[two] - base[one])
         term = grid[one] - factor * base[one]
         factor, term = _rounded(factor), _rounded(term)
         close: NDArray[np.bool_] = np.abs(factor * base + term - grid) <= 2e-6 * np.maximum(1, np.abs(grid))

@@ -76,10 +76,9 @@ def from_sklearn(estimator: Any, *, name: str | None = None) -> MLP:
 
 def _flat(estimator: Any) -> tuple[list[tuple[str, Any]], Any]:
     """Return the named steps before the last one, nested pipelines opened, and the last one."""
-    from sklearn.model_selection._search import BaseSearchCV
     from sklearn.pipeline import Pipeline
 
-    if isinstance(estimator, BaseSearchCV):
+    if type(estimator).__name__.endswith("SearchCV") or hasattr(estimator, "best_estimator_"):
         return _flat(_fitted(estimator, "best_estimator_", type(estimator).__name__))
     if type(estimator) is not Pipeline:
         return [], estimator

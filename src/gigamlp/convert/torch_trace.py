@@ -240,7 +240,7 @@ class _Reader:
             k: v for k, v in kwargs.items() if not (k in ("inplace", "_stacklevel") or (k == "dtype" and v is None))
         }
         steps: list[Step] | None = None
-        if target in _ACTIVATIONS and (len(args) == 1 or args[1:] == [False]) and not kwargs:
+        if target in _ACTIVATIONS and (len(args) == 1 or args[1:] in ([False], [True])) and not kwargs:
             steps = [Activation(_ACTIVATIONS[target], where)]
         elif target is functional.gelu:
             kind = kwargs.pop("approximate", args[1] if len(args) > 1 else "none")
