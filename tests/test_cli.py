@@ -26,7 +26,7 @@ from gigamlp.record import Record, Row
 from gigamlp.reproduce import Reproduction
 from gigamlp.spec import Spec, Variant
 
-COMMANDS = ("reproduce", "train", "bench", "optimize", "predict", "info", "doctor")
+COMMANDS = ("reproduce", "train", "bench", "optimize", "predict", "convert", "export", "info", "doctor")
 
 
 def make_mlp(name="toy", features=8, classes=("a", "b", "c,d"), hidden=(16,), seed=0):
@@ -129,7 +129,7 @@ def test_every_command_has_help_with_examples_and_json(call, name):
     assert f"Examples:\n  gigamlp {name}" in out
 
 
-@pytest.mark.parametrize("name", [c for c in COMMANDS if c not in ("info", "doctor")])
+@pytest.mark.parametrize("name", [c for c in COMMANDS if c not in ("convert", "export", "info", "doctor")])
 def test_what_runs_something_takes_a_device(call, name):
     assert "--device" in call(name, "--help")[1]
 

@@ -42,3 +42,27 @@ def test_read_a_record(tmp_path, capsys):
     assert {(row.batch, row.residence) for row in record.rows} == {(b, r) for b in (1024,) for r in ("hot", "cold")}
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert "of its roof" in capsys.readouterr().out
+
+
+def test_bring_a_torch_module(tmp_path, capsys):
+    pytest.importorskip("onnx")
+    mlp = load("bring_a_torch_module").main(tmp_path, device="cpu")
+    assert mlp.hidden == (32,)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.c", "net.h", "net.onnx"]
+    assert "100.0% of the classes are those of the module" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_bring_a_sklearn_pipeline(capsys):
+    pytest.importorskip("sklearn")
+    theirs, own = load("bring_a_sklearn_pipeline").main(device="cpu", hidden=16)
+    assert theirs > 0.9
+    assert own > 0.9
+    assert "0 of 450 classes differ" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_bring_an_onnx_file(tmp_path):
+    pytest.importorskip("skl2onnx")
+    pytest.importorskip("onnxruntime")
+    assert load("bring_an_onnx_file").main(tmp_path, device="cpu") > 0.999

@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 # public name -> the module that defines it ("" = the name is itself a submodule)
 _PUBLIC = {
+    "GigaMLPClassifier": "gigamlp.estimator",
     "MLP": "gigamlp.mlp",
     "Layer": "gigamlp.mlp",
     "Plan": "gigamlp.plan",
@@ -31,9 +32,17 @@ _PUBLIC = {
     "Session": "gigamlp.session",
     "Spec": "gigamlp.spec",
     "agreement": "gigamlp.quantize",
+    "from_onnx": "gigamlp.convert.onnx",
+    "from_sklearn": "gigamlp.convert.sklearn",
+    "from_torch": "gigamlp.convert.torch",
     "load": "gigamlp.mlp",
     "optimize": "gigamlp.tune",
     "quantise": "gigamlp.quantize",
+    "to_c": "gigamlp.convert.c",
+    "to_numpy_script": "gigamlp.convert.numpy_script",
+    "to_onnx": "gigamlp.convert.onnx",
+    "to_torch": "gigamlp.convert.torch",
+    "convert": "",
     "data": "",
     "engines": "",
     "errors": "",
@@ -42,6 +51,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "GigaMLPClassifier",
     "MLP",
     "Layer",
     "Plan",
@@ -51,20 +61,34 @@ __all__ = [
     "Spec",
     "__version__",
     "agreement",
+    "convert",
     "data",
     "engines",
     "errors",
+    "from_onnx",
+    "from_sklearn",
+    "from_torch",
     "load",
     "measure",
     "optimize",
     "quantise",
+    "to_c",
+    "to_numpy_script",
+    "to_onnx",
+    "to_torch",
     "train",
 ]
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from gigamlp import data, engines, errors, measure, train
+    from gigamlp import convert, data, engines, errors, measure, train
+    from gigamlp.convert.c import to_c
+    from gigamlp.convert.numpy_script import to_numpy_script
+    from gigamlp.convert.onnx import from_onnx, to_onnx
+    from gigamlp.convert.sklearn import from_sklearn
+    from gigamlp.convert.torch import from_torch, to_torch
+    from gigamlp.estimator import GigaMLPClassifier
     from gigamlp.mlp import MLP, Layer, Scheme, load
     from gigamlp.plan import Plan
     from gigamlp.quantize import agreement, quantise

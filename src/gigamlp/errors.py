@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "BudgetExceeded",
+    "ConversionError",
     "DataError",
     "DeviceError",
     "FileFormatError",
@@ -31,6 +32,10 @@ class InvalidInput(GigaMLPError, ValueError):
 
 class ModelError(GigaMLPError, ValueError):
     """An MLP is malformed: layer shapes that do not chain, non-finite weights, an unknown activation or head."""
+
+
+class ConversionError(GigaMLPError, ValueError):
+    """A model of another framework holds what no MLP can express. The message names it and says where it is."""
 
 
 class FileFormatError(GigaMLPError, ValueError):

@@ -12,7 +12,9 @@ from cyclopts import App, CycloptsError
 from gigamlp import __version__
 from gigamlp.cli.bench import bench
 from gigamlp.cli.context import Common, Context, UsageError, console
+from gigamlp.cli.convert import convert
 from gigamlp.cli.doctor import doctor
+from gigamlp.cli.export import export
 from gigamlp.cli.info import info
 from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
@@ -24,7 +26,7 @@ from gigamlp.report.layout import clean
 __all__ = ["make_app", "run"]
 
 _HELP = "Small MLPs as fast as the hardware allows, with honest numbers."
-_EXTRAS = {"torch": "torch", "matplotlib": "report"}  # module -> the extra that brings it
+_EXTRAS = {"torch": "torch", "matplotlib": "report", "onnx": "onnx"}  # module -> the extra that brings it
 
 # command -> (function, its examples)
 _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
@@ -68,6 +70,21 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp predict model.safetensors rows.npy",
             "gigamlp predict model.safetensors images.idx.gz --proba --out proba.npy",
             "gigamlp predict model.safetensors rows.npz --plan plan.json --out labels.csv",
+        ),
+    ),
+    "convert": (
+        convert,
+        (
+            "gigamlp convert model.onnx --out model.safetensors",
+            "gigamlp convert weights.pt --activation relu --classes cat,dog --out model.safetensors",
+        ),
+    ),
+    "export": (
+        export,
+        (
+            "gigamlp export model.safetensors --out model.onnx --input-dtype uint8 --output class",
+            "gigamlp export model.safetensors --out net.c --weights int8",
+            "gigamlp export model.safetensors --out net.py",
         ),
     ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),

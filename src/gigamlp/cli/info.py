@@ -8,7 +8,7 @@ from typing import Any
 from gigamlp.cli.context import DEFAULTS, Common, Given
 from gigamlp.cli.tables import values_table
 
-__all__ = ["info"]
+__all__ = ["describe", "info", "words"]
 
 
 def info(model: Path, /, *, common: Common = DEFAULTS, context: Given) -> None:
@@ -19,13 +19,14 @@ def info(model: Path, /, *, common: Common = DEFAULTS, context: Given) -> None:
     model
         A .safetensors file that gigamlp wrote.
     """
-    found = _describe(model)
+    found = describe(model)
     context.emit(found)
     if not context.as_json:
-        context.show(values_table(_words(found)))
+        context.show(values_table(words(found)))
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
+    """Return what the model file at `path` holds, as JSON-ready values."""
     import json
 
     import numpy as np
@@ -73,7 +74,7 @@ def _describe(path: Path) -> dict[str, Any]:
     }
 
 
-def _words(found: dict[str, Any]) -> dict[str, Any]:
+def words(found: dict[str, Any]) -> dict[str, Any]:
     """Return the same as one line of text a name."""
 
     def numbers(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter, validators
 
 __all__ = [
+    "Activations",
     "Batches",
     "Budget",
     "DataPath",
@@ -20,6 +21,7 @@ __all__ = [
     "InputDtype",
     "InputDtypes",
     "InputOns",
+    "Labels",
     "LabelsPath",
     "Output",
     "Outputs",
@@ -113,6 +115,25 @@ def _single(known: Sequence[str], text: str) -> Parameter:
         converter=lambda type_, tokens: one_of(str(tokens[0].value), known), metavar="|".join(known), help=text
     )
 
+
+def _labels(type_: Any, tokens: Sequence[Any]) -> tuple[str, ...] | tuple[int, ...]:
+    words = _words(tokens)
+    if all(re.fullmatch(r"-?[0-9]+", word) for word in words):
+        return tuple(int(word) for word in words)
+    return tuple(words)
+
+
+_ACTIVATION_HELP = "For state dicts, which have none: of the hidden layers, one name or one for each."
+_CLASSES_HELP = "Class labels in the order of the outputs: all whole numbers, or texts."
+Activations = Annotated[
+    tuple[str, ...] | None,
+    _list(lambda type_, tokens: tuple(_words(tokens)), "NAME", _ACTIVATION_HELP, has_default=False),
+]
+Labels = Annotated[
+    tuple[str, ...] | None,
+    _list(_labels, "LABEL", _CLASSES_HELP, has_default=False),
+    Parameter(allow_leading_hyphen=True),
+]
 
 InputDtype = Annotated[str, _single(INPUT_DTYPES, "What the rows are.")]
 Output = Annotated[str, _single(OUTPUTS, "What is asked for.")]

@@ -18,7 +18,7 @@ from gigamlp.train.network import Layout, layout_of, pack, unpack
 from gigamlp.train.rows import Array, check_finite, check_pair, open_source, scan
 from gigamlp.train.trainer import Resident
 
-__all__ = ["Pair", "Problem", "prepare"]
+__all__ = ["Pair", "Problem", "prepare", "random_layers"]
 
 Pair: TypeAlias = tuple[Any, Any]
 
@@ -62,7 +62,7 @@ class Problem:
 
     def random_start(self, seed: int) -> Array:
         """Return other random parameters for the same network: float32 [layout.size]."""
-        return pack(self.layout, [(layer.weight, layer.bias) for layer in _random_layers(self.layout.widths, seed)])
+        return pack(self.layout, [(layer.weight, layer.bias) for layer in random_layers(self.layout.widths, seed)])
 
 
 def prepare(
@@ -128,7 +128,7 @@ def _random_mlp(x: Any, y: Any, hidden: tuple[int, ...], seed: int, name: str | 
     found = scan(open_source(x, y))
     scaling = found.scaling()
     scalar = isinstance(scaling.scale, float)
-    layers = _random_layers((found.features, *hidden, len(found.classes)), seed)
+    layers = random_layers((found.features, *hidden, len(found.classes)), seed)
     if scalar:
         # the network starts centred: its bias is 0 for rows less their mean
         first = layers[0]
@@ -142,7 +142,7 @@ def _random_mlp(x: Any, y: Any, hidden: tuple[int, ...], seed: int, name: str | 
     )
 
 
-def _random_layers(widths: Sequence[int], seed: int) -> list[Layer]:
+def random_layers(widths: Sequence[int], seed: int) -> list[Layer]:
     """Return layers with normal weights as in He et al., *Delving deep into rectifiers*, 2015; biases are 0."""
     draws = np.random.default_rng(seed)
     layers = []

@@ -1,0 +1,46 @@
+"""An MLP's first layer for whole raw rows: input scale, offset and unread features in its weights."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gigamlp.errors import ModelError
+from gigamlp.mlp import MLP
+
+__all__ = ["whole_first_layer"]
+
+
+def whole_first_layer(mlp: MLP) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    """Return weight [out, features] and bias [out] or None of a first layer for raw rows, rounded from float64 once.
+
+    Raises
+    ------
+    ModelError
+        If a folded number leaves float32.
+
+    Examples
+    --------
+    >>> import gigamlp as gm
+    >>> mlp = gm.MLP([gm.Layer([[1.0, 2.0]])], input_scale=0.5, head="regression", columns=[(0, 1), (2, 3)])
+    >>> whole_first_layer(mlp)
+    (array([[0.5, 0. , 1. ]], dtype=float32), None)
+    """
+    first = mlp.layers[0]
+    read = first.weight.astype(np.float64)
+    bias = None if first.bias is None else first.bias.astype(np.float64)
+    offset = np.asarray(mlp.input_offset, np.float64)
+    if np.any(offset):
+        shift = (read * offset).sum(axis=1)
+        bias = shift if bias is None else bias + shift
+    read = read * np.asarray(mlp.input_scale, np.float64)
+    weight = np.zeros((len(read), mlp.features), np.float32)
+    with np.errstate(over="ignore"):
+        begin = 0
+        for start, stop in mlp.columns or ((0, mlp.features),):
+            weight[:, start:stop] = read[:, begin : begin + stop - start]
+            begin += stop - start
+        single = None if bias is None else bias.astype(np.float32)
+    if not np.isfinite(weight).all() or (single is not None and not np.isfinite(single).all()):
+        raise ModelError("the input's scale and offset make weights of layer 0 that are beyond float32")
+    return weight, single
