@@ -62,7 +62,7 @@ __attribute__((noinline)) void gather(const Net& net, const uint8_t* x, int64_t 
       const int64_t from = net.windows[2 * w], n = net.windows[2 * w + 1] - from;
       if (!net.layers[0].is_float) {
         const uint8_t flip = net.input == kInt8 ? 0x80 : 0;  // x + 128, which `init` takes back
-        for (int64_t i = 0; i < n; i++) bytes[i] = row[from + i] ^ flip;
+        V::copy(bytes, row + from, n, flip);  // what it writes beyond is the next run's, row's or list's, written later
         bytes += n;
         continue;
       }

@@ -85,6 +85,10 @@ struct V {
   FI I zero() { return _mm256_setzero_si256(); }
   FI I add(I a, I b) { return _mm256_add_epi32(a, b); }
   FI I fold(I a, I) { return a; }  // for two groups to a vector only
+  FI void copy(uint8_t* to, const uint8_t* from, int64_t n, uint8_t flip) {
+    if (flip == 0) memcpy(to, from, (size_t)n);
+    else for (int64_t i = 0; i < n; i++) to[i] = from[i] ^ flip;
+  }
   FI I load(const int32_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 
   FI F to_float(I a) { return _mm256_cvtepi32_ps(a); }

@@ -36,6 +36,14 @@ struct V {
     memcpy(&v, p, 8);
     return _mm512_set1_epi64(v);
   }
+  // n bytes, each xor `flip`; none but these are read, but up to 63 more may be written
+  FI void copy(uint8_t* to, const uint8_t* from, int64_t n, uint8_t flip) {
+    const __m256i half = _mm256_set1_epi8((char)flip);
+    for (; n > 32; n -= 32, to += 32, from += 32)
+      _mm256_storeu_si256((__m256i*)to, _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)from), half));
+    const __mmask32 some = (__mmask32)((1ull << n) - 1);  // what is masked out cannot fault
+    _mm256_storeu_si256((__m256i*)to, _mm256_xor_si256(_mm256_maskz_loadu_epi8(some, from), half));
+  }
   FI W weight(const uint8_t* p) { return _mm512_load_si512(p); }
   FI I zero() { return _mm512_setzero_si512(); }
   FI I dot(I a, X x, W w) { return _mm512_dpbusd_epi32(a, x, w); }

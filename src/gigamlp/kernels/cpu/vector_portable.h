@@ -30,6 +30,10 @@ struct V {
     static_assert(S == 1, "one group to a vector");
     return {{p[0], p[1], p[2], p[3]}};
   }
+  FI void copy(uint8_t* to, const uint8_t* from, int64_t n, uint8_t flip) {
+    if (flip == 0) memcpy(to, from, (size_t)n);
+    else for (int64_t i = 0; i < n; i++) to[i] = from[i] ^ flip;
+  }
   FI W weight(const uint8_t* p) { return p; }
   FI I zero() { return I{}; }
   FI I dot(I a, X x, W w) {
