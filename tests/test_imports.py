@@ -112,6 +112,7 @@ FLOORS = {
     "layers": 2,
     "mlp": 2,
     "modelfile": 2,
+    "models": 2,
     "plan": 2,
     "quantize": 2,
     "quoted": 2,

@@ -38,6 +38,7 @@ _PUBLIC = {
     "engines": "",
     "errors": "",
     "measure": "",
+    "models": "",
     "train": "",
 }
 
@@ -56,6 +57,7 @@ __all__ = [
     "errors",
     "load",
     "measure",
+    "models",
     "optimize",
     "quantise",
     "train",
@@ -64,7 +66,7 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from gigamlp import data, engines, errors, measure, train
+    from gigamlp import data, engines, errors, measure, models, train
     from gigamlp.mlp import MLP, Layer, Scheme, load
     from gigamlp.plan import Plan
     from gigamlp.quantize import agreement, quantise
