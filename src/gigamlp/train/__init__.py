@@ -15,12 +15,17 @@ _PUBLIC = {
     "Choice": "gigamlp.train.choices",
     "ConvTeacher": "gigamlp.train.teacher",
     "Distillation": "gigamlp.train.distill_values",
+    "Crop": "gigamlp.train.window",
     "FAST": "gigamlp.train.recipe",
     "FinetuneFit": "gigamlp.train.ce",
     "MLPTeacher": "gigamlp.train.teacher",
     "Recipe": "gigamlp.train.recipe",
     "RidgeFit": "gigamlp.train.elm",
+    "Segments": "gigamlp.train.window",
     "TableAugment": "gigamlp.train.augment",
+    "Window": "gigamlp.train.window",
+    "bytes_moved": "gigamlp.train.window",
+    "choose_window": "gigamlp.train.selection",
     "default_recipe": "gigamlp.train.recipe",
     "distill": "gigamlp.train.distillation",
     "finetune": "gigamlp.train.ce",
@@ -34,13 +39,18 @@ __all__ = [
     "Augment",
     "Choice",
     "ConvTeacher",
+    "Crop",
     "Distillation",
     "FAST",
     "FinetuneFit",
     "MLPTeacher",
     "Recipe",
     "RidgeFit",
+    "Segments",
     "TableAugment",
+    "Window",
+    "bytes_moved",
+    "choose_window",
     "default_recipe",
     "distill",
     "finetune",
@@ -58,7 +68,9 @@ if TYPE_CHECKING:
     from gigamlp.train.distillation import distill
     from gigamlp.train.elm import RidgeFit, fit_ridge, fit_ridge_widths, ridge
     from gigamlp.train.recipe import FAST, Recipe, default_recipe
+    from gigamlp.train.selection import choose_window
     from gigamlp.train.teacher import ConvTeacher, MLPTeacher
+    from gigamlp.train.window import Crop, Segments, Window, bytes_moved
 
 
 def __getattr__(name: str) -> Any:
