@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 import gigamlp as gm
+from gigamlp.cli import main
 from gigamlp.errors import InvalidInput
 from gigamlp.train import Crop, Recipe, Segments, Window, bytes_moved, choose_window, distill
 from gigamlp.train.bank import Bank
@@ -271,3 +274,34 @@ def test_finetune_goes_on_within_the_columns():
     mlp = distill(x, y, 4, seeds=1, epochs=5, device="cpu", teacher=None, columns=Window(32, align=16)).best(4).mlp
     tuned = gm.train.finetune(mlp, x, y, epochs=2, device="cpu")
     assert tuned.columns == mlp.columns
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "read"), [(["--window", "32"], 32), (["--segments", "3"], 48), (["--crop", "6x4"], 24)]
+)
+def test_the_command_trains_networks_that_read_a_part(words, read, tmp_path, capsys):
+    x, y = noisy(300)
+    np.savez(tmp_path / "rows.npz", x=x.reshape(-1, 8, 12), y=y)
+    out = tmp_path / "m.safetensors"
+    command = ["train", "--recipe", "distill", "--hidden", "4", "--seeds", "1", "--epochs", "2", "--teacher", "none"]
+    command += ["--data", str(tmp_path / "rows.npz"), "--device", "cpu", "--out", str(out), "--json", *words]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["models"][0]["features_read"] == read == gm.load(out).features_read
+    assert [list(run) for run in gm.load(out).columns] == found["models"][0]["columns"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--recipe", "distill", "--window", "32", "--crop", "2x2"], "exclude each other"),
+        (["--recipe", "distill", "--crop", "20"], "as in 20x20"),
+        (["--segments", "12"], "only with --recipe distill"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(words, text, capsys):
+    assert main(["train", *words]) == 2
+    assert text in capsys.readouterr().err
