@@ -138,6 +138,7 @@ FLOORS = {
     "tune": 5,
     "bench": 6,
     "doctor": 6,
+    "frontier": 6,
     "report": 6,
     "reproduce": 6,
     "reproduce_settings": 6,

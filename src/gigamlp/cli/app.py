@@ -13,6 +13,7 @@ from gigamlp import __version__
 from gigamlp.cli.bench import bench
 from gigamlp.cli.context import Common, Context, UsageError, console
 from gigamlp.cli.doctor import doctor
+from gigamlp.cli.frontier import frontier
 from gigamlp.cli.info import info
 from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
@@ -60,6 +61,14 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
         (
             "gigamlp optimize model.safetensors --out plan.json",
             "gigamlp optimize m.safetensors --data rows.npz --min-accuracy 0.97",
+        ),
+    ),
+    "frontier": (
+        frontier,
+        (
+            "gigamlp frontier",
+            "gigamlp frontier --models mnist-40 mnist-64 --batch 1024,65536 --plot frontier.svg",
+            "gigamlp frontier --hidden 8,16,32 --min-accuracy 0.97 --out frontier.json",
         ),
     ),
     "predict": (
