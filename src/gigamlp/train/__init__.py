@@ -29,7 +29,9 @@ _PUBLIC = {
     "default_recipe": "gigamlp.train.recipe",
     "distill": "gigamlp.train.distillation",
     "finetune": "gigamlp.train.ce",
+    "finetune_quantised": "gigamlp.train.qat",
     "fit_finetune": "gigamlp.train.ce",
+    "fit_quantised": "gigamlp.train.qat",
     "fit_ridge": "gigamlp.train.elm",
     "fit_ridge_widths": "gigamlp.train.elm",
     "ridge": "gigamlp.train.elm",
@@ -54,7 +56,9 @@ __all__ = [
     "default_recipe",
     "distill",
     "finetune",
+    "finetune_quantised",
     "fit_finetune",
+    "fit_quantised",
     "fit_ridge",
     "fit_ridge_widths",
     "ridge",
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from gigamlp.train.distill_values import Distillation
     from gigamlp.train.distillation import distill
     from gigamlp.train.elm import RidgeFit, fit_ridge, fit_ridge_widths, ridge
+    from gigamlp.train.qat import finetune_quantised, fit_quantised
     from gigamlp.train.recipe import FAST, Recipe, default_recipe
     from gigamlp.train.selection import choose_window
     from gigamlp.train.teacher import ConvTeacher, MLPTeacher
