@@ -142,66 +142,80 @@ def frontier(
     Unsupported
         If nothing can run here.
     """
+    from gigamlp.measure.telemetry import resolve_device
+
     names = [mlp.name for mlp in models]
     if not names or not precision:
         raise InvalidInput("name at least one model and one precision")
     if len(set(names)) != len(names):
         raise InvalidInput(f"models need different names, got {', '.join(names)}; mlp.with_(name=...) gives one")
-    from gigamlp.measure.telemetry import resolve_device
-
     place = resolve_device(device)
-    limits = limits_of(place)
+    for each in engines or ():
+        reason = engine(each).unavailable(place)
+        if reason is not None:
+            raise Unsupported(f"engine {each!r} cannot run on {place}: {reason}")
     x_val, y_val = np.asarray(validation[0]), np.asarray(validation[1])
     data = (x_val, y_val) if test is None else test
+    limits = limits_of(place)
     rows: list[Row] = []
     points: list[Point] = []
     skipped: list[dict[str, str]] = []
-    found: Record | None = None
+    records: list[tuple[MLP, str, Record]] = []
     for index, mlp in enumerate(models):
         for turn, kind in enumerate(precision):
             if progress is not None:
                 progress(index * len(precision) + turn, len(models) * len(precision), f"{mlp.name}, {kind}")
             try:
                 made = _in_precision(mlp, kind, x_val if calibration is None else calibration)
-                found = bench(
-                    made,
-                    engines=engines,
-                    batch=batch,
-                    input_dtype=input_dtype,
-                    residence=residence,
-                    threads=threads,
-                    data=data,
-                    validation=x_val,
-                    device=place,
-                    repeats=repeats,
-                    max_disagreement=max_disagreement,
-                    command=command,
-                    limits=limits,
-                )
             except Unsupported as error:
                 skipped.append({"model": mlp.name, "precision": kind, "reason": str(error)})
                 continue
-            known: dict[str | None, float] = {}
-            for measured in found.rows:
-                row = replace(measured, scheme=computed_in(measured, made))
-                if (row.scheme or "float") != kind and (row.scheme or "float") in precision:
-                    continue  # an engine that does it otherwise: it has its own turn
-                if row.scheme not in known:
-                    known[row.scheme] = _accuracy(made, row.scheme, x_val, y_val, calibration)
-                rows.append(row)
-                points.append(_point(made, row, known[row.scheme], tested=test is not None))
-            skipped += [{"model": mlp.name, "precision": kind, **each} for each in found.extra["skipped"]]
-    if found is None or not points:
+            for name in engines or (None,):  # one by one: that one cannot run this is no reason to skip the others
+                try:
+                    record = bench(
+                        made,
+                        engines=None if name is None else [name],
+                        batch=batch,
+                        input_dtype=input_dtype,
+                        residence=residence,
+                        threads=threads,
+                        data=data,
+                        validation=x_val,
+                        device=place,
+                        repeats=repeats,
+                        max_disagreement=max_disagreement,
+                        command=command,
+                        limits=limits,
+                    )
+                except Unsupported as error:
+                    skipped.append(
+                        {"model": mlp.name, "precision": kind, "engine": name or "any", "reason": str(error)}
+                    )
+                    continue
+                records.append((made, kind, record))
+                skipped += [{"model": mlp.name, "precision": kind, **each} for each in record.extra["skipped"]]
+    known: dict[tuple[str, str | None], float] = {}
+    for made, kind, record in records:
+        for measured in record.rows:
+            row = replace(measured, scheme=computed_in(measured, made))
+            own = row.scheme or "float"
+            if own != kind and own in precision:
+                continue  # an engine that does it otherwise: that has its own turn
+            if (made.name, row.scheme) not in known:
+                known[made.name, row.scheme] = _accuracy(made, row.scheme, x_val, y_val, calibration)
+            rows.append(row)
+            points.append(_point(made, row, known[made.name, row.scheme], tested=test is not None))
+    if not points:
         raise Unsupported("nothing could be timed:\n  " + "\n  ".join(dict.fromkeys(s["reason"] for s in skipped)))
     marked = _marked(points)
-    facts = {key: value for key, value in found.extra.items() if key in ("roofs", "no_roofs")}
+    facts = {key: value for key, value in records[0][2].extra.items() if key in ("roofs", "no_roofs")}
     extra = {
         **facts,
         "frontier": [{**asdict(each), "hidden": list(each.hidden)} for each in marked],
         "skipped": skipped,
         "validation_rows": len(x_val),
     }
-    return Frontier(marked, Record(found.device, found.versions, command, rows, extra))
+    return Frontier(marked, Record(records[0][2].device, records[0][2].versions, command, rows, extra))
 
 
 def computed_in(row: Row, mlp: MLP) -> str | None:
