@@ -5,6 +5,7 @@ test rows are read after that only, by the integer reference of scheme w8: for e
 known. The chosen models are saved as safetensors, with a record, ``distill.json``, beside them.
 
     python benchmarks/distill_h200.py --out OUT                   on a GPU: two to four minutes
+    python benchmarks/distill_h200.py --out OUT --windows         networks that read a part of each row, too
     python benchmarks/distill_h200.py --out OUT --smoke           anywhere: half a minute, useless models
 """
 
@@ -26,10 +27,13 @@ from gigamlp.data import hold_out, load_mnist
 from gigamlp.measure.clock import Stopwatch, stopwatch, timestamp
 from gigamlp.measure.telemetry import device_info, resolve_device, snapshot, versions
 from gigamlp.record import Row
-from gigamlp.train import ConvTeacher, Distillation, distill
+from gigamlp.train import ConvTeacher, Crop, Distillation, Segments, Window, bytes_moved, distill
+from gigamlp.train.distill_values import Trained
 
 WIDTHS = (16, 32, 40, 64, 128, 512)
 WANTED = {16: 0.969, 32: 0.982, 40: 0.984, 64: 0.989, 128: 0.992, 512: 0.9945}  # of the mean over the seeds
+WINDOWS = {40: (None, Window(384), Crop(20, 20)), 64: (None, Segments(12))}  # None: whole rows
+WANTED_OF_WINDOWS = {(40, "w384"): 0.972, (40, "c20"): 0.982, (64, "s12"): 0.983}
 RESERVE_S = 25.0  # for the test rows, the files and the table
 
 
@@ -56,8 +60,9 @@ def measured(found: Distillation, rows: tuple[Any, ...]) -> list[dict[str, Any]]
         table.append(
             {
                 "hidden": list(student.hidden),
+                "reads": student.reads,
                 "seed": student.seed,
-                "chosen": found.best(student.hidden) is student,
+                "chosen": found.best(student.hidden, student.reads) is student,
                 "validation_float32": held.accuracy_float32,
                 "validation_int8": held.accuracy_integer,
                 "validation_loss": student.validation_loss,
@@ -68,12 +73,22 @@ def measured(found: Distillation, rows: tuple[Any, ...]) -> list[dict[str, Any]]
     return table
 
 
-def summary(table: list[dict[str, Any]], width: int) -> dict[str, Any]:
-    own = [row for row in table if row["hidden"] == [width]]
+def name_of(width: int, reads: str | None) -> str:
+    return f"mnist-{width}" + (f"-{reads}" if reads else "")
+
+
+def summary(table: list[dict[str, Any]], student: Trained) -> dict[str, Any]:
+    width, reads = student.hidden[0], student.reads
+    own = [row for row in table if row["hidden"] == [width] and row["reads"] == reads]
     scores = [row["test_int8"] for row in own]
     chosen = next(row for row in own if row["chosen"])
     return {
+        "name": name_of(width, reads),
         "hidden": width,
+        "reads": reads,
+        "columns": student.mlp.columns,
+        "features_read": student.mlp.features_read,
+        "bytes_moved_64": bytes_moved(student.mlp.columns, student.mlp.features),
         "seeds": len(own),
         "chosen_seed": chosen["seed"],
         "validation_mean_float32": float(np.mean([row["validation_float32"] for row in own])),
@@ -85,7 +100,7 @@ def summary(table: list[dict[str, Any]], width: int) -> dict[str, Any]:
         "test_mean_float32": float(np.mean([row["test_float32"] for row in own])),
         "test_chosen_int8": chosen["test_int8"],
         "test_chosen_float32": chosen["test_float32"],
-        "wanted_mean": WANTED.get(width),
+        "wanted_mean": WANTED.get(width) if reads is None else WANTED_OF_WINDOWS.get((width, reads)),
     }
 
 
@@ -93,6 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the record and the models")
     parser.add_argument("--hidden", default=",".join(map(str, WIDTHS)))
+    parser.add_argument("--windows", action="store_true", help="networks that read a part of each row, too")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=2000, help="fewer if the budget asks for it")
     parser.add_argument("--teachers", type=int, default=3, help="networks of the teacher")
@@ -102,6 +118,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="a few rows and epochs, to see that all parts run")
     given = parser.parse_args(argv)
     widths = tuple(int(word) for word in given.hidden.split(","))
+    if given.windows and not set(WINDOWS) <= set(widths):
+        parser.error(f"--windows needs --hidden with {', '.join(map(str, WINDOWS))}")
     watch = stopwatch()
     given.out.mkdir(parents=True, exist_ok=True)
     device = resolve_device(given.device)
@@ -128,6 +146,7 @@ def main(argv: list[str] | None = None) -> None:
         seed=given.seed,
         device=device,
         image_shape=(28, 28),
+        columns=WINDOWS if given.windows else None,
         progress=reporter(watch),
         budget_s=max(given.budget_s - start_s - RESERVE_S, 1.0),
     )
@@ -135,32 +154,38 @@ def main(argv: list[str] | None = None) -> None:
     settings = found.settings
     print(
         f"[{trained_s:6.1f} s] pool {found.pool_seconds:.1f} s ({len(settings.strengths)} copies), teacher "
-        f"{found.teacher_seconds:.1f} s (validation {100 * (found.teacher_accuracy or 0):.2f} %), students "
+        f"{found.teacher_seconds:.1f} s (validation {100 * (found.teacher_accuracy or 0):.2f} %), choosing what to "
+        f"read {found.selection_seconds:.1f} s, students "
         f"{found.student_seconds:.1f} s ({len(found.students)} for {settings.recipe.epochs} epochs)",
         flush=True,
     )
-    names = {width: f"mnist-{width}" for width in widths}
-    for width, name in names.items():
-        found.best(width).mlp.with_(name=name).save(given.out / f"{name}.safetensors")
+    for each in found.chosen:
+        print(
+            f"{name_of(each.hidden[0], each.label)} reads {each.columns}, of {len(each.tried) or 1} tried", flush=True
+        )
+    chosen = [each for each in found.students if found.best(each.hidden, each.reads) is each]
+    for student in chosen:
+        name = name_of(student.hidden[0], student.reads)
+        student.mlp.with_(name=name).save(given.out / f"{name}.safetensors")
     with stopwatch() as testing:
         table = measured(found, (x_val, y_val, x_test, y_test))
-    summaries = [summary(table, width) for width in widths]
+    summaries = [summary(table, student) for student in chosen]
     for each in summaries:
         wanted = each["wanted_mean"]
         verdict = "" if wanted is None else f", wanted {100 * wanted:.2f}: {each['test_mean_int8'] >= wanted}"
         print(
-            f"H={each['hidden']:<4} validation {100 * each['validation_mean_float32']:.2f} mean; test int8 "
+            f"{each['name']:<14} validation {100 * each['validation_mean_float32']:.2f} mean; test int8 "
             f"{100 * each['test_mean_int8']:.2f} +- {100 * each['test_sd_int8']:.2f} mean of {each['seeds']}, "
             f"{100 * each['test_chosen_int8']:.2f} chosen (float32 {100 * each['test_mean_float32']:.2f} mean){verdict}"
         )
     note = "int8 first layer (w8), NumPy's integer reference over {} test rows; mean of {} seeds {:.4f}"
     rows = [
         Row(
-            name=names[each["hidden"]],
+            name=each["name"],
             engine="numpy",
             scheme="w8",
             hidden=[each["hidden"]],
-            features_read_bytes=784,
+            features_read_bytes=each["features_read"],
             input_dtype="uint8",
             output="class",
             accuracy=each["test_chosen_int8"],
@@ -176,6 +201,7 @@ def main(argv: list[str] | None = None) -> None:
             "start_and_data": start_s,
             "pool": found.pool_seconds,
             "teacher_and_its_answers": found.teacher_seconds,
+            "choosing_what_to_read": found.selection_seconds,
             "students": found.student_seconds,
             "training_in_all": trained_s - start_s,
             "test_rows": testing.seconds,
@@ -184,6 +210,7 @@ def main(argv: list[str] | None = None) -> None:
         "widths": summaries,
         "students": table,
         "teacher_validation_accuracy": found.teacher_accuracy,
+        "what_was_read": [asdict(each) for each in found.chosen],
         "history": [asdict(each) for each in found.history],
         "settings": {
             "recipe": asdict(settings.recipe),
@@ -200,7 +227,7 @@ def main(argv: list[str] | None = None) -> None:
     }
     command = shlex.join(["python", "benchmarks/distill_h200.py", *(argv if argv is not None else sys.argv[1:])])
     Record(device_info(device), versions(), command, rows, extra).save(given.out / "distill.json")
-    print(f"[{watch.seconds:6.1f} s] wrote {given.out / 'distill.json'} and {len(names)} models")
+    print(f"[{watch.seconds:6.1f} s] wrote {given.out / 'distill.json'} and {len(chosen)} models")
 
 
 if __name__ == "__main__":

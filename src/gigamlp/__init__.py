@@ -47,6 +47,7 @@ _PUBLIC = {
     "engines": "",
     "errors": "",
     "measure": "",
+    "models": "",
     "train": "",
 }
 
@@ -70,6 +71,7 @@ __all__ = [
     "from_torch",
     "load",
     "measure",
+    "models",
     "optimize",
     "quantise",
     "to_c",
@@ -82,7 +84,7 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from gigamlp import convert, data, engines, errors, measure, train
+    from gigamlp import convert, data, engines, errors, measure, models, train
     from gigamlp.convert.c import to_c
     from gigamlp.convert.numpy_script import to_numpy_script
     from gigamlp.convert.onnx import from_onnx, to_onnx

@@ -22,9 +22,10 @@ from gigamlp.spec import Spec
 from gigamlp.trial import Gate, as_input, class_indices, cold_count, make_gate, probe_rows
 from gigamlp.tune import Effort, try_candidates
 
-__all__ = ["bench"]
+__all__ = ["Limits", "bench", "limits_of"]
 
 Progress = Callable[[int, int, str], None]
+Limits = tuple[Roofs | None, int, str | None]
 
 
 def bench(
@@ -43,6 +44,7 @@ def bench(
     full: bool = False,
     max_disagreement: float = 0.001,
     command: str = "gigamlp.bench.bench",
+    limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Record:
     """Time `mlp`: for each engine and Spec its best variant, under each residence.
@@ -70,6 +72,8 @@ def bench(
         Variants are timed that give another class than the float32 model for at most this share of the validation rows.
     command : str
         What the record says was run.
+    limits : tuple, optional
+        What `limits_of` gave for this device a moment ago; measured here otherwise, which takes seconds.
     progress : callable, optional
         Called with (done, total, text).
 
@@ -98,7 +102,7 @@ def bench(
     clock = clock_for(place)
     skipped: list[dict[str, str]] = []
     finder = _Finder(mlp, engines, residence, Effort(full=full), clock, skipped)
-    roofs, cache_bytes, no_roofs = _limits(place)
+    roofs, cache_bytes, no_roofs = limits or limits_of(place)
     rows: list[Row] = []
     samples: dict[str, list[float]] = {}
     for index, spec in enumerate(specs):
@@ -115,12 +119,12 @@ def bench(
     if not rows:
         reasons = dict.fromkeys(f"{s['engine']}: {s['reason']}" for s in skipped)
         raise Unsupported("nothing could be timed:\n  " + "\n  ".join(reasons))
-    limits = {"roofs": None, "no_roofs": no_roofs} if roofs is None else {"roofs": roofs.to_json()}
-    extra = {**limits, "latency_samples": samples, "skipped": skipped}
+    known = {"roofs": None, "no_roofs": no_roofs} if roofs is None else {"roofs": roofs.to_json()}
+    extra = {**known, "latency_samples": samples, "skipped": skipped}
     return Record(device_info(place), versions(), command, rows, extra)
 
 
-def _limits(place: str) -> tuple[Roofs | None, int, str | None]:
+def limits_of(place: str) -> Limits:
     """Return the device's roofs and cache size; without torch no roofs, and the sentence that says so."""
     if find_spec("torch") is None:
         reason = "no roofs here: torch, which measures them, is not installed (pip install 'gigamlp[torch]')"

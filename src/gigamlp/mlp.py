@@ -6,6 +6,7 @@ import hashlib
 import operator
 import os
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -327,7 +328,26 @@ class MLP:
 
 
 def load(path: str | os.PathLike[str]) -> MLP:
-    """Read an MLP that `MLP.save` wrote. See `gigamlp.modelfile.load`."""
+    """Read an MLP that `MLP.save` wrote, or a shipped model by its name.
+
+    Parameters
+    ----------
+    path : path-like
+        A file, or one of `gigamlp.models.names`: ``load("mnist-40")``. A file of that name comes first.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is neither; it lists the shipped models.
+    FileFormatError, ModelError
+        See `gigamlp.modelfile.unpack`.
+    """
+    from gigamlp import models
     from gigamlp.modelfile import load as load_file
 
-    return load_file(path)
+    name = os.fspath(path)
+    if Path(path).is_file():
+        return load_file(path)
+    if name in models.names():
+        return models.load(name)
+    raise FileNotFoundError(f"no model file at {name}; shipped with gigamlp: {', '.join(models.names())}")

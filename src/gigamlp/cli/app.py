@@ -15,6 +15,7 @@ from gigamlp.cli.context import Common, Context, UsageError, console
 from gigamlp.cli.convert import convert
 from gigamlp.cli.doctor import doctor
 from gigamlp.cli.export import export
+from gigamlp.cli.frontier import frontier
 from gigamlp.cli.info import info
 from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
@@ -62,6 +63,14 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
         (
             "gigamlp optimize model.safetensors --out plan.json",
             "gigamlp optimize m.safetensors --data rows.npz --min-accuracy 0.97",
+        ),
+    ),
+    "frontier": (
+        frontier,
+        (
+            "gigamlp frontier",
+            "gigamlp frontier --models mnist-40 mnist-64 --batch 1024,65536 --plot frontier.svg",
+            "gigamlp frontier --hidden 8,16,32 --min-accuracy 0.97 --out frontier.json",
         ),
     ),
     "predict": (

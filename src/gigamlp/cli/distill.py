@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,25 @@ if TYPE_CHECKING:
     from gigamlp.data import Dataset
     from gigamlp.train import Distillation
 
-__all__ = ["Wanted", "distill"]
+__all__ = ["Wanted", "columns_of", "distill"]
 
 Wanted = dict[str, Any]
+
+
+def columns_of(window: int | None, crop: str | None, segments: int | None) -> Any:
+    """Return what --window, --crop or --segments asks for; None is whole rows."""
+    if sum(each is not None for each in (window, crop, segments)) > 1:
+        raise UsageError("--window, --crop and --segments exclude each other")
+    found = None if crop is None else re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", crop)
+    if crop is not None and found is None:
+        raise UsageError(f"--crop {crop}: height and width, as in 20x20")
+    from gigamlp.train import Crop, Segments, Window
+
+    if found is not None:
+        return Crop(int(found[1]), int(found[2]))
+    if window is not None:
+        return Window(window)
+    return None if segments is None else Segments(segments)
 
 
 def distill(dataset: Dataset, wanted: Wanted, out: Path, dtype: str, *, resume: bool, context: Context) -> None:
@@ -67,6 +84,8 @@ def distill(dataset: Dataset, wanted: Wanted, out: Path, dtype: str, *, resume: 
                 "out": str(path),
                 "digest": saved.digest(),
                 "seed": best.seed,
+                "columns": None if saved.columns is None else [list(run) for run in saved.columns],
+                "features_read": saved.features_read,
                 "validation_accuracy": best.validation_accuracy,
                 "validation_accuracies": {str(student.seed): student.validation_accuracy for student in own},
                 "test_accuracy": None if dataset.x_test is None else _accuracy(saved, dataset.x_test, dataset.y_test),
@@ -103,6 +122,7 @@ def _facts(found: Distillation, dataset: Dataset, rows: list[dict[str, Any]]) ->
         "copies": len(settings.strengths),
         "pool_seconds": found.pool_seconds,
         "teacher_seconds": found.teacher_seconds,
+        "selection_seconds": found.selection_seconds,
         "student_seconds": found.student_seconds,
         "models": rows,
     }
@@ -123,6 +143,12 @@ def _summary(found: Distillation, dataset: Dataset) -> Any:
             if settings.augment is not None
             else "none",
             "teacher": teacher or "none",
+            "reads": None
+            if not found.chosen
+            else "; ".join(
+                f"{each.hidden[0]}: {', '.join(f'{start}-{stop}' for start, stop in each.columns)}"
+                for each in found.chosen
+            ),
             "students": students,
         }
     )

@@ -17,7 +17,7 @@ def info(model: Path, /, *, common: Common = DEFAULTS, context: Given) -> None:
     Parameters
     ----------
     model
-        A .safetensors file that gigamlp wrote.
+        A .safetensors file that gigamlp wrote, or the name of a shipped model.
     """
     found = describe(model)
     context.emit(found)
@@ -32,9 +32,11 @@ def describe(path: Path) -> dict[str, Any]:
     import numpy as np
     from safetensors import safe_open
 
+    from gigamlp import models
     from gigamlp.mlp import load
 
     mlp = load(path)  # this checks the file; what follows only reads what the MLP does not keep
+    path = path if path.is_file() else models.path(str(path))
     with safe_open(path, framework="numpy") as file:
         header = json.loads(file.metadata()["gigamlp"])
         stored = file.get_slice("layers.0.weight").get_dtype()

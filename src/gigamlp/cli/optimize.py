@@ -53,7 +53,7 @@ def optimize(
     Parameters
     ----------
     model
-        A .safetensors file that gigamlp wrote.
+        A .safetensors file that gigamlp wrote, or the name of a shipped model, as mnist-40.
     min_accuracy
         The least accuracy on the rows of --data.
     max_disagreement

@@ -39,7 +39,7 @@ def predict(
     Parameters
     ----------
     model
-        A .safetensors file that gigamlp wrote.
+        A .safetensors file that gigamlp wrote, or the name of a shipped model, as mnist-40.
     rows
         Rows: .npy, .npz, .idx (.gz) or a folder of IDX files.
     out

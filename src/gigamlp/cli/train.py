@@ -35,6 +35,9 @@ def train(
     seeds: _Count = None,
     teacher: Literal["auto", "conv", "mlp", "none"] | None = None,
     augment: Literal["auto", "none"] | None = None,
+    window: Annotated[int | None, Parameter(validator=validators.Number(gte=1), metavar="BYTES")] = None,
+    crop: Annotated[str | None, Parameter(metavar="HxW")] = None,
+    segments: Annotated[int | None, Parameter(validator=validators.Number(gte=1), metavar="N")] = None,
     quick: Annotated[bool, Parameter(negative=())] = False,
     resume: Annotated[bool, Parameter(negative=())] = False,
     validation: Annotated[int, Parameter(validator=validators.Number(gte=0), metavar="ROWS")] = 5000,
@@ -78,6 +81,12 @@ def train(
         The larger network, with --recipe distill. auto: conv for images on CUDA, none on a CPU; mlp for other rows.
     augment
         With --recipe distill. auto: images are distorted, other rows get noise and are mixed.
+    window
+        With --recipe distill: read only so many contiguous bytes of each row; where they begin is chosen.
+    crop
+        With --recipe distill: read only the middle of each image, for example 20x20.
+    segments
+        With --recipe distill: read only so many segments of 16 bytes, which are chosen.
     quick
         A short training, with --recipe distill.
     resume
@@ -103,12 +112,14 @@ def train(
         }
         wanted |= {"hidden": hidden, "seeds": seeds or 4, "device": device}
         wanted |= {"teacher": _or_none(teacher), "augment": _or_none(augment)}
-        from gigamlp.cli.distill import distill
+        from gigamlp.cli.distill import columns_of, distill
         from gigamlp.cli.rows import load_dataset, with_labels
 
+        wanted["columns"] = columns_of(window, crop, segments)
         distill(with_labels(load_dataset(data, labels)), wanted, out, dtype, resume=resume, context=context)
         return
-    only = {"--seeds": seeds, "--teacher": teacher, "--augment": augment, "--quick": quick, "--resume": resume}
+    parts = {"--window": window, "--crop": crop, "--segments": segments}
+    only = parts | {"--seeds": seeds, "--teacher": teacher, "--augment": augment, "--quick": quick, "--resume": resume}
     if given := [option for option, value in only.items() if value]:
         raise UsageError(f"{', '.join(given)}: only with --recipe distill")
     begin = begin or ("ridge" if len(hidden) == 1 else "scratch")

@@ -119,6 +119,11 @@ class Bank:
             2, self.steps_per_epoch * batch, dtype=torch.int64, pin_memory=self.device.type == "cuda"
         )
         self._table = self._schedule()
+        mask = layout.mask()
+        self._mask = None if mask is None else self._spread(mask)
+
+    def _spread(self, mask: Tensor) -> Tensor:
+        return self.layout.per_unit(mask.to(self.device)).to(self.dtype)
 
     def _per_student(self, values: list[float]) -> Tensor:
         return torch.tensor(values, device=self.device, dtype=self.dtype)[:, None, None]
@@ -151,6 +156,17 @@ class Bank:
         for name in ("weights", "mean", "square", "average"):
             getattr(self, name).copy_(torch.from_numpy(state[name]))
         self.epoch = epoch
+
+    def keep(self, mask: Tensor) -> None:
+        """Let the students read other features from now on: `mask` bool [students, features].
+
+        Only for a bank one of whose students has `columns`. Weights of features that are no longer read become 0.
+        """
+        if self._mask is None:
+            raise InvalidInput("no student of this bank has columns: it was built to read whole rows")
+        self._mask.copy_(self._spread(mask))
+        for tensor in (self.weights, self.average, self.mean, self.square):
+            self.layout.first(tensor).mul_(self._mask)
 
     def networks(self) -> list[tuple[Layer, ...]]:
         """Return each student's averaged layers; they read the pool's scaled rows."""
@@ -202,7 +218,10 @@ class Bank:
                 else:
                     torch.bmm(delta, views[0][0], out=group.first(self._dh))
         _aten.threshold_backward.grad_input(self._dh, self._h, 0, grad_input=self._dh)
-        torch.mm(self._dh.t(), self._x, out=self.layout.first(self.grads))
+        first = self.layout.first(self.grads)
+        torch.mm(self._dh.t(), self._x, out=first)
+        if self._mask is not None:
+            first.mul_(self._mask)
 
     def update(self, at: int) -> None:
         """Do AdamW's step and the average's; the gradient is used up."""
@@ -303,7 +322,7 @@ class Bank:
             tensor.copy_(before)
         torch.cuda.synchronize(self.device)
 
-    def score(self, x: Tensor, target: Tensor) -> Score:
+    def score(self, x: Tensor, target: Tensor, hide: tuple[int, int] | None = None) -> Score:
         """Return how good the averaged students are on raw rows, in IEEE float32.
 
         Parameters
@@ -311,6 +330,8 @@ class Bank:
         x : Tensor [n, features]
             Rows of the pool's kind.
         target : Tensor int64 [n]
+        hide : (start, stop), optional
+            A run of features that takes its mean over the training rows instead of its value.
         """
         count = len(self.students)
         right = torch.zeros(count, device=self.device, dtype=torch.float64)
@@ -322,6 +343,8 @@ class Bank:
                 scaled = torch.zeros(len(rows), self.layout.inputs, device=self.device, dtype=self.dtype)
                 self.pool.write(rows, scaled[:, : self.pool.features])
                 scaled[:, self.pool.features] = 1.0
+                if hide is not None:
+                    scaled[:, hide[0] : hide[1]] = 0.0  # the pool's rows are centred
                 h = scaled.new_empty(len(rows), self.layout.units)
                 z = scaled.new_empty(count, len(rows), self.layout.outputs)
                 self._forward(self.average, scaled, h, z)

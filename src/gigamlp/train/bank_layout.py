@@ -13,6 +13,7 @@ from torch import Tensor
 from gigamlp.errors import InvalidInput
 from gigamlp.mlp import Layer
 from gigamlp.train.network import SILENT, round_up
+from gigamlp.train.window import Runs
 
 __all__ = ["BankLayout", "Group", "Student"]
 
@@ -36,6 +37,10 @@ class Student:
     temperature : float
         By which teacher's and student's logits are divided; the loss is multiplied by its square (Hinton, Vinyals and
         Dean, *Distilling the knowledge in a neural network*, 2015).
+    columns : sequence of (start, stop), optional
+        The runs of features that it reads; the weights of the others are 0 and stay so.
+    reads : str, optional
+        What tables call these columns.
     """
 
     hidden: tuple[int, ...]
@@ -44,6 +49,8 @@ class Student:
     weight_decay: float = 0.05
     follow: float = 0.0
     temperature: float = 1.0
+    columns: Runs | None = None
+    reads: str | None = None
 
     def __post_init__(self) -> None:
         if not self.hidden or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in self.hidden):
@@ -144,16 +151,37 @@ class BankLayout:
                         begin += length
         return rates, decays
 
+    def mask(self) -> Tensor | None:
+        """Return which features each student reads, bool [students, features]; None if all read everything."""
+        if all(student.columns is None for student in self.students):
+            return None
+        found = torch.ones(len(self.students), self.features, dtype=torch.bool)
+        for row, student in zip(found, self.students, strict=True):
+            if student.columns is not None:
+                row.zero_()
+                for start, stop in student.columns:
+                    row[start:stop] = True
+        return found
+
+    def per_unit(self, mask: Tensor) -> Tensor:
+        """Spread `mask` [students, features] over the matrix of all first layers: float32 [units, inputs]."""
+        found = torch.ones(self.units, self.inputs, device=mask.device)
+        for group in self.groups:
+            for index, _, units in self.own(group):
+                found[units, : self.features] = mask[group.student + index].to(found.dtype)
+        return found
+
     def draw(self) -> Tensor:
         """Return every student's first weights, float64 [size]: normal as in He et al., 2015; biases are 0."""
         flat = torch.zeros(self.size, dtype=torch.float64)
-        first = self.first(flat)
+        first, mask = self.first(flat), self.mask()
         for group, layers in self.later(flat):
             layers[-1][1][:, self.classes :] = SILENT
             for index, student, units in self.own(group):
                 random = np.random.default_rng([student.seed, *group.widths])
-                weight = random.standard_normal((group.widths[0], self.features)) * np.sqrt(2 / self.features)
-                first[units, : self.features] = torch.from_numpy(weight)
+                read = torch.ones(self.features) if mask is None else mask[group.student + index]
+                weight = random.standard_normal((group.widths[0], self.features)) * np.sqrt(2 / int(read.sum()))
+                first[units, : self.features] = torch.from_numpy(weight) * read
                 for depth, (matrix, _) in enumerate(layers):
                     last = depth == len(layers) - 1
                     out, inputs = (self.classes if last else matrix.shape[1]), matrix.shape[2]
@@ -162,12 +190,15 @@ class BankLayout:
         return flat
 
     def networks(self, flat: Tensor) -> list[tuple[Layer, ...]]:
-        """Return each student's layers from a flat tensor in host memory."""
-        first = self.first(flat).numpy()
+        """Return each student's layers from a flat tensor in host memory; they take the columns that it reads."""
+        first, mask = self.first(flat).numpy(), self.mask()
         found = []
         for group, layers in self.later(flat):
             for index, _, units in self.own(group):
-                made = [Layer(first[units, : self.features], first[units, self.features], "relu")]
+                own = first[units, : self.features]
+                if mask is not None:
+                    own = own[:, mask[group.student + index].numpy()]
+                made = [Layer(own, first[units, self.features], "relu")]
                 for depth, (weight, bias) in enumerate(layers):
                     last = depth == len(layers) - 1
                     out = self.classes if last else weight.shape[1]

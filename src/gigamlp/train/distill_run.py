@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,7 @@ from gigamlp.train.encode import Problem
 from gigamlp.train.pool import Pool, Progress, TeacherLogits, epoch_plan, make_pool
 from gigamlp.train.recipe import Recipe
 from gigamlp.train.rows import Array
+from gigamlp.train.selection import Chosen, Ground, held_rows, restored, select
 from gigamlp.train.teacher import (
     ConvTeacher,
     MLPTeacher,
@@ -27,8 +28,11 @@ from gigamlp.train.teacher import (
     restore_conv,
     restore_mlps,
 )
+from gigamlp.train.window import Runs
 
 __all__ = ["Run"]
+
+_Net: TypeAlias = tuple[tuple[int, ...], str]  # hidden widths, and the label of what is read
 
 _LOOKS = 20  # evaluations and checkpoints of one bank
 _PROBE_EPOCHS = 3
@@ -76,8 +80,10 @@ class Run:
                 accuracy = self._accuracy(logits)
                 pool = pool.taught(logits, self.progress)
                 self.clock.synchronize()
+        with stopwatch() as selecting:
+            chosen = self._chosen(pool)
         with stopwatch() as training:
-            students, history, recipe = self._students(pool)
+            students, history, recipe = self._students(pool, chosen)
             self.clock.synchronize()
         return Distillation(
             students,
@@ -87,6 +93,8 @@ class Run:
             teaching.seconds,
             training.seconds,
             replace(settings, recipe=recipe),
+            tuple(chosen.values()),
+            selecting.seconds,
         )
 
     def _taught_by(self, pool: Pool) -> TeacherLogits:
@@ -125,22 +133,52 @@ class Run:
             )
         return right / len(x)
 
-    def _students(self, pool: Pool) -> tuple[tuple[Trained, ...], tuple[Moment, ...], Recipe]:
+    def _students_of(
+        self, widths: tuple[int, ...], columns: Runs | None = None, reads: str | None = None
+    ) -> list[Student]:
+        choice = self.settings.choices[widths]
+        common = (choice.lr, choice.weight_decay, choice.follow, choice.temperature, columns, reads)
+        return [Student(widths, seed, *common) for seed in self.settings.seeds]
+
+    def _chosen(self, pool: Pool) -> dict[_Net, Chosen]:
+        """Choose what networks read, where that is not whole rows."""
+        settings, problem = self.settings, self.problem
+        kept: dict[str, Any] = dict(self.kept.facts.get("chosen", {}))
+        held = held_rows(problem.x_val, problem.y_val, pool)
+        ground = Ground(pool, *held, settings.recipe, self.seed, self.graph, self.progress)
+        found = {}
+        for widths, several in settings.reads.items():
+            for request in several:
+                if request is None:
+                    continue
+                name = f"{widths} {request.label}"
+                if name in kept:
+                    found[widths, request.label] = restored(kept[name])
+                    continue
+                strength = settings.choices[widths].phases[0][1]
+                made = select(request, self._students_of(widths), strength, ground)
+                found[widths, request.label] = made
+                kept[name] = asdict(made)
+                self.kept.put("chosen", {}, chosen=kept)
+        return found
+
+    def _students(
+        self, pool: Pool, chosen: dict[_Net, Chosen]
+    ) -> tuple[tuple[Trained, ...], tuple[Moment, ...], Recipe]:
         settings = self.settings
         groups: dict[tuple[Any, ...], list[Student]] = {}
         for widths, choice in settings.choices.items():
-            own = [
-                Student(widths, each, choice.lr, choice.weight_decay, choice.follow, choice.temperature)
-                for each in settings.seeds
-            ]
-            groups.setdefault(choice.phases, []).extend(own)
+            for request in settings.reads[widths]:
+                label = None if request is None else request.label
+                columns = None if label is None else chosen[widths, label].columns
+                groups.setdefault(choice.phases, []).extend(self._students_of(widths, columns, label))
         recipe = settings.recipe
         if self.budget_s is not None:
             epochs = self.kept.facts.get("epochs") or self._affordable(pool, groups)
             self.kept.facts["epochs"] = epochs
             recipe = recipe.with_(epochs=epochs)
         history = [
-            Moment(tuple(each["hidden"]), each["epoch"], each["accuracy"], each["loss"])
+            Moment(tuple(each["hidden"]), each["epoch"], each["accuracy"], each["loss"], each["reads"])
             for each in self.kept.facts.get("history", [])
         ]
         trained: list[Trained] = []
@@ -148,8 +186,9 @@ class Run:
             plan = epoch_plan(pool.strengths, phases, recipe.epochs)
             with Bank(students, pool, recipe, seed=self.seed, graph=self.graph) as bank:
                 trained += self._train(bank, plan, f"bank{index}", history, (index, len(groups)))
-        order = {widths: place for place, widths in enumerate(settings.choices)}
-        trained.sort(key=lambda each: (order[each.hidden], each.seed))
+        nets = [(widths, request) for widths, several in settings.reads.items() for request in several]
+        order = {(w, None if request is None else request.label): place for place, (w, request) in enumerate(nets)}
+        trained.sort(key=lambda each: (order[each.hidden, each.reads], each.seed))
         return tuple(trained), tuple(history), recipe
 
     def _affordable(self, pool: Pool, groups: dict[tuple[Any, ...], list[Student]]) -> int:
@@ -185,11 +224,11 @@ class Run:
             if epoch % every == 0 or epoch == epochs:
                 if x is not None and y is not None:
                     score = bank.score(x, y)
-                    for widths in dict.fromkeys(student.hidden for student in bank.students):
-                        own = [i for i, student in enumerate(bank.students) if student.hidden == widths]
-                        history.append(
-                            Moment(widths, epoch, float(score.accuracy[own].mean()), float(score.loss[own].mean()))
-                        )
+                    nets = [(student.hidden, student.reads) for student in bank.students]
+                    for net in dict.fromkeys(nets):
+                        own = [i for i, other in enumerate(nets) if other == net]
+                        accuracy, loss = float(score.accuracy[own].mean()), float(score.loss[own].mean())
+                        history.append(Moment(net[0], epoch, accuracy, loss, net[1]))
                     text += f", accuracy {100 * history[-1].accuracy:.2f} %"
                 if self.kept.path is not None:
                     self.kept.put(name, bank.state(), **{name: epoch}, history=[asdict(each) for each in history])
@@ -201,14 +240,15 @@ class Run:
         score = None if x is None or y is None else bank.score(x, y)
         found = []
         for index, (student, layers) in enumerate(zip(bank.students, bank.networks(), strict=True)):
-            label = "x".join(str(width) for width in student.hidden)
+            label, part = "x".join(str(width) for width in student.hidden), student.reads
             found.append(
                 Trained(
                     student.hidden,
                     student.seed,
-                    self.problem.mlp(layers, f"distilled-{label}"),
+                    self.problem.mlp(layers, f"distilled-{label}{f'-{part}' if part else ''}", student.columns),
                     None if score is None else float(score.accuracy[index]),
                     None if score is None else float(score.loss[index]),
+                    part,
                 )
             )
         return found

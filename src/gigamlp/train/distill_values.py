@@ -13,7 +13,9 @@ from gigamlp.mlp import MLP
 from gigamlp.train.augment import Augment, TableAugment
 from gigamlp.train.choices import Choice
 from gigamlp.train.recipe import Recipe
+from gigamlp.train.selection import Chosen
 from gigamlp.train.teacher import ConvTeacher, MLPTeacher
+from gigamlp.train.window import Reads
 
 __all__ = ["Distillation", "Moment", "Settings", "Trained", "Widths", "checked_widths"]
 
@@ -33,6 +35,8 @@ class Settings:
     augment : Augment, TableAugment or None
     choices : dict
         Hidden widths -> `Choice`.
+    reads : dict
+        Hidden widths -> what networks of these widths read: None is whole rows.
     seeds : tuple of int
     strengths : tuple of float
         Of the pool's copies.
@@ -46,6 +50,7 @@ class Settings:
     teacher: ConvTeacher | MLPTeacher | str | None
     augment: Augment | TableAugment | None
     choices: dict[tuple[int, ...], Choice]
+    reads: Reads
     seeds: tuple[int, ...]
     strengths: tuple[float, ...]
     image_shape: tuple[int, int] | None
@@ -57,23 +62,28 @@ class Settings:
 
 @dataclass(frozen=True)
 class Trained:
-    """One student. Its accuracy and loss are on the validation rows, None without such rows."""
+    """One student. Its accuracy and loss are on the validation rows, None without such rows.
+
+    `reads` is the label of the part of each row that it reads, None for whole rows.
+    """
 
     hidden: tuple[int, ...]
     seed: int
     mlp: MLP
     validation_accuracy: float | None
     validation_loss: float | None
+    reads: str | None = None
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Mean over the seeds of one width after `epoch` epochs, on the validation rows."""
+    """Mean over the seeds of one width and `reads` after `epoch` epochs, on the validation rows."""
 
     hidden: tuple[int, ...]
     epoch: int
     accuracy: float
     loss: float
+    reads: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,10 @@ class Distillation:
     pool_seconds, teacher_seconds, student_seconds : float
         Wall seconds: augmenting; training the teacher and asking it; training the students, evaluations included.
     settings : Settings
+    chosen : tuple of Chosen
+        What was chosen for networks that read a part of each row.
+    selection_seconds : float
+        For choosing it.
     """
 
     students: tuple[Trained, ...]
@@ -99,17 +113,21 @@ class Distillation:
     teacher_seconds: float
     student_seconds: float
     settings: Settings
+    chosen: tuple[Chosen, ...] = ()
+    selection_seconds: float = 0.0
 
-    def best(self, hidden: int | Sequence[int]) -> Trained:
+    def best(self, hidden: int | Sequence[int], reads: str | None = "any") -> Trained:
         """Return the student of these hidden widths that is best on the validation rows; the first without such rows.
 
-        Accuracy decides, then the loss, then the order of the seeds.
+        Accuracy decides, then the loss, then the order of the seeds. `reads` narrows it to those that read that part of
+        each row (``"w384"``), or whole rows (None).
         """
         widths = checked_widths((hidden,) if isinstance(hidden, int) else (tuple(hidden),))[0]
-        own = [student for student in self.students if student.hidden == widths]
+        own = [each for each in self.students if each.hidden == widths and reads in ("any", each.reads)]
         if not own:
             known = ", ".join(str(each) for each in self.settings.choices)
-            raise InvalidInput(f"no student has the hidden widths {widths}; there are {known}")
+            part = "" if reads == "any" else f" and reads {reads or 'whole rows'}"
+            raise InvalidInput(f"no student has the hidden widths {widths}{part}; there are {known}")
         return max(own, key=lambda each: (each.validation_accuracy or 0.0, -(each.validation_loss or 0.0), -each.seed))
 
     @property

@@ -23,6 +23,7 @@ from gigamlp.train.problem import Pair
 from gigamlp.train.recipe import Recipe
 from gigamlp.train.rows import Array
 from gigamlp.train.teacher import ConvTeacher, MLPTeacher
+from gigamlp.train.window import Columns, Reads, Segments, requests
 
 __all__ = ["Teacher", "distill"]
 
@@ -46,6 +47,7 @@ def distill(
     seed: int = 0,
     device: str = "auto",
     image_shape: ImageShape = "auto",
+    columns: Columns = None,
     choices: dict[tuple[int, ...], Choice] | None = None,
     progress: Progress | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -85,6 +87,9 @@ def distill(
     image_shape : {"auto", "square"}, (height, width) or None
         ``auto``: rows of rank 3 are images; rows of rank 2 are if `teacher` or `augment` is one for images and they are
         square.
+    columns : Window, Crop, Segments, runs of (start, stop), a sequence of such, or a dict, optional
+        The part of each row that the networks read: chosen on held-out rows (`Window`, `Segments`) or given. Several:
+        networks for each of them, None among them being whole rows. A dict says it for hidden widths.
     choices : dict, optional
         Hidden widths -> `Choice`, instead of the default for that width.
     progress : callable, optional
@@ -137,6 +142,7 @@ def distill(
         quick=quick,
         seed=seed,
         given=choices or {},
+        reads=requests(columns, widths),
     )
     print_of = _fingerprint(problem, settings, seed)
     kept = load_checkpoint(checkpoint, print_of) if resume and checkpoint else Checkpoint(checkpoint, print_of)
@@ -173,8 +179,14 @@ def _settings(
     quick: bool,
     seed: int,
     given: dict[tuple[int, ...], Choice],
+    reads: Reads,
 ) -> Settings:
     rows = problem.rows
+    for request in {each for several in reads.values() for each in several if each is not None}:
+        if isinstance(request, Segments):  # what does not fit is refused before anything is trained
+            request.all(rows.x.shape[1])
+        else:
+            request.candidates(rows.x.shape[1], rows.shape)
     device, count = rows.x.device, len(rows.x)
     image = rows.shape is not None
     if augment == "auto":
@@ -200,6 +212,7 @@ def _settings(
         kind,
         augment,
         chosen,
+        reads,
         tuple(seed + index for index in range(seeds)),
         strengths,
         rows.shape,

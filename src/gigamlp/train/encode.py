@@ -19,6 +19,7 @@ from gigamlp.train.augment import Shape
 from gigamlp.train.pool import Encoded
 from gigamlp.train.problem import Pair
 from gigamlp.train.rows import Array, Scaling, check_finite, check_pair, open_source, scan
+from gigamlp.train.window import Runs
 
 __all__ = ["ImageShape", "Problem", "encode"]
 
@@ -48,22 +49,20 @@ class Problem:
     scaling: Scaling
     scaled: bool
 
-    def mlp(self, layers: Sequence[Layer], name: str) -> MLP:
-        """Return the MLP for layers that were trained on scaled rows: it reads raw rows."""
-        scale = self.scaling.scale
+    def mlp(self, layers: Sequence[Layer], name: str, columns: Runs | None = None) -> MLP:
+        """Return the MLP for layers that take `columns` of scaled rows: it reads raw rows."""
+        scale, offset = self.scaling.scale, self.scaling.offset
+        read: dict[str, Any] = {"classes": self.classes, "name": name}
+        if columns is not None:
+            index = np.concatenate([np.arange(start, stop) for start, stop in columns])
+            read |= {"columns": columns, "features": len(offset)}
+            scale, offset = (scale if isinstance(scale, float) else scale[index]), offset[index]
         if not isinstance(scale, float):
-            return MLP(
-                tuple(layers), input_scale=scale, input_offset=self.scaling.offset, classes=self.classes, name=name
-            )
+            return MLP(tuple(layers), input_scale=scale, input_offset=offset, **read)
         first = layers[0]
         assert first.bias is not None
-        bias = first.bias.astype(np.float64) + first.weight.astype(np.float64) @ self.scaling.offset
-        return MLP(
-            (Layer(first.weight, bias, first.activation), *layers[1:]),
-            input_scale=scale,
-            classes=self.classes,
-            name=name,
-        )
+        bias = first.bias.astype(np.float64) + first.weight.astype(np.float64) @ offset
+        return MLP((Layer(first.weight, bias, first.activation), *layers[1:]), input_scale=scale, **read)
 
 
 def encode(
