@@ -17,6 +17,7 @@ from gigamlp.cli.info import info
 from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
 from gigamlp.cli.reproduce import reproduce
+from gigamlp.cli.score import score
 from gigamlp.cli.train import train
 from gigamlp.errors import GigaMLPError
 from gigamlp.report.layout import clean
@@ -24,7 +25,7 @@ from gigamlp.report.layout import clean
 __all__ = ["make_app", "run"]
 
 _HELP = "Small MLPs as fast as the hardware allows, with honest numbers."
-_EXTRAS = {"torch": "torch", "matplotlib": "report"}  # module -> the extra that brings it
+_EXTRAS = {"torch": "torch", "matplotlib": "report", "pyarrow": "score"}  # module -> the extra that brings it
 
 # command -> (function, its examples)
 _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
@@ -68,6 +69,15 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp predict model.safetensors rows.npy",
             "gigamlp predict model.safetensors images.idx.gz --proba --out proba.npy",
             "gigamlp predict model.safetensors rows.npz --plan plan.json --out labels.csv",
+        ),
+    ),
+    "score": (
+        score,
+        (
+            "gigamlp score model.safetensors rows.npy --out classes.npy",
+            "gigamlp score m.safetensors 'day=*/*.parquet' --out day.parquet --id-columns id --resume",
+            "gigamlp score m.safetensors rows.csv --out a.parquet --columns 'pixel*' --output class,margin",
+            "gigamlp score m.safetensors - --out a.npy --on-error skip --json < rows.raw",
         ),
     ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),
