@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from gigamlp.mlp import MLP
 from gigamlp.score.blocks import Block, Reject
 from gigamlp.session import Session
 
-__all__ = ["OUTPUTS", "Answers", "Field", "answer", "fields"]
+__all__ = ["OUTPUTS", "Answers", "Field", "Runs", "answer", "fields"]
 
 Array = NDArray[Any]
 OUTPUTS = ("class", "margin", "confidence", "proba", "logits")
@@ -94,8 +94,26 @@ def _field(mlp: MLP, output: str) -> Field:
     raise InvalidInput(f"head {head!r} with {k} output{'s' * (k != 1)} has no {output}; ask for class or logits")
 
 
-def answer(session: Session, block: Block, outputs: Sequence[str]) -> Answers:
-    """Run the rows of `block`. Rows that the Session refuses (NaN, numbers out of range) become rejects.
+class Runs(Protocol):
+    """What answers rows: a Session, or `lane.Lanes` around one."""
+
+    mlp: MLP
+
+    def predict(self, x: Array) -> Any:
+        """See `Session.predict`."""
+        ...
+
+    def predict_proba(self, x: Array) -> Any:
+        """See `Session.predict_proba`."""
+        ...
+
+    def logits(self, x: Array) -> Any:
+        """See `Session.logits`."""
+        ...
+
+
+def answer(session: Session, runs: Runs, block: Block, outputs: Sequence[str]) -> Answers:
+    """Run the rows of `block` by `runs`. Rows that `session` refuses (NaN, numbers out of range) become rejects.
 
     Raises
     ------
@@ -103,7 +121,7 @@ def answer(session: Session, block: Block, outputs: Sequence[str]) -> Answers:
         If all rows are refused for what they are, their dtype, say, and not for their values.
     """
     try:
-        return Answers(block, _columns(session, block.x, outputs))
+        return Answers(block, _columns(runs, block.x, outputs))
     except InvalidInput:
         bad, reasons = _unusable(session, block.x)
         if not bad.any():
@@ -112,7 +130,7 @@ def answer(session: Session, block: Block, outputs: Sequence[str]) -> Answers:
     found = zip(numbers.tolist(), reasons, block.x[bad], strict=True)
     rejects = tuple(Reject(row, 1, reason, values.tolist()) for row, reason, values in found)
     rest = block.without(bad, rejects)
-    return Answers(rest, _columns(session, rest.x, outputs))
+    return Answers(rest, _columns(runs, rest.x, outputs))
 
 
 def _unusable(session: Session, x: Array) -> tuple[NDArray[np.bool_], list[str]]:
@@ -121,14 +139,14 @@ def _unusable(session: Session, x: Array) -> tuple[NDArray[np.bool_], list[str]]
     return unusable_rows(rows, target, session.mlp)
 
 
-def _columns(session: Session, x: Array, outputs: Sequence[str]) -> dict[str, Array]:
-    mlp = session.mlp
+def _columns(runs: Runs, x: Array, outputs: Sequence[str]) -> dict[str, Array]:
+    mlp = runs.mlp
     kinds = fields(mlp, outputs)
     if tuple(outputs) == ("class",):
-        return {kinds[0].name: session.predict(x)}
+        return {kinds[0].name: runs.predict(x)}
     if tuple(outputs) == ("proba",):
-        return {"proba": session.predict_proba(x)}
-    logits = session.logits(x)  # one run; everything else follows from them
+        return {"proba": runs.predict_proba(x)}
+    logits = runs.logits(x)  # one run; everything else follows from them
     made = {}
     for output, kind in zip(outputs, kinds, strict=True):
         if output == "class":

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,7 @@ from gigamlp.score.answers import Answers, answer, fields
 from gigamlp.score.blocks import Block, Reject, Shape
 from gigamlp.score.channel import Busy, flow
 from gigamlp.score.files import find_inputs, read_inputs, total_rows
+from gigamlp.score.lane import Lanes
 from gigamlp.score.manifest import Manifest, beside, check_same, described, read_manifest
 from gigamlp.score.outs import find_ids, open_sink, with_ids
 from gigamlp.score.sinks import AppendFile, Sink
@@ -181,9 +183,19 @@ def score(
     paths = find_inputs([os.fspath(each) for each in given])
     if target.resolve() in {Path(path).resolve() for path in paths}:
         raise InvalidInput(f"{target} is among the inputs; write the output to another folder, or name the inputs")
-    with Session(
-        mlp, plan, device=device, engine=engine, variant=variant, batch=batch, threads=threads, input_dtype=input_dtype
-    ) as session:
+    with ExitStack() as stack:
+        session = stack.enter_context(
+            Session(
+                mlp,
+                plan,
+                device=device,
+                engine=engine,
+                variant=variant,
+                batch=batch,
+                threads=threads,
+                input_dtype=input_dtype,
+            )
+        )
         rows = block_rows or _block_rows(mlp, session.device, batch)
         shape = Shape(mlp.features, rows, tuple(columns), tuple(id_columns), input_dtype)
         settings = {
@@ -214,8 +226,10 @@ def score(
         total = 0 if progress is None else total_rows(paths, shape)
         seen = _Seen(progress, busy, total, manifest.rows + manifest.rejected)
 
+        runs = stack.enter_context(closing(Lanes(session))) if session.device != "cpu" else session
+
         def compute(block: Block) -> Answers:
-            answers = answer(session, block, wanted)
+            answers = answer(session, runs, block, wanted)
             if block.release is not None:
                 block.release()
             if on_error == "fail" and answers.block.rejects:
