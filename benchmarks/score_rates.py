@@ -308,7 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine")
-    parser.add_argument("--rows", type=int, help="default: 2^21 on CUDA, 400,000 on a CPU")
+    parser.add_argument("--rows", type=int, help="default: 2^21 on CUDA, 2,000,000 on a CPU")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -317,7 +317,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         try:
             if device == "cpu":
-                on_cpu(report, args.rows or 400_000, Path(folder))
+                on_cpu(report, args.rows or 2_000_000, Path(folder))
             else:
                 on_cuda(report, args.rows or 1 << 21, Path(folder))
         except GigaMLPError as error:
