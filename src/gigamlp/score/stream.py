@@ -312,8 +312,11 @@ class _Seen:
         self._last = now
         took = now - self._begin
         text = f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s, {self.bytes / took / 1e9:.2f} GB/s"
-        text += f", {self._busy.bottleneck}s most"
-        self._progress(self._before + self.rows, self._total, text)
+        text += f", slowest: {self._busy.bottleneck}"
+        done = self._before + self.rows
+        if self._total > done and took > 0:
+            text += f", {(self._total - done) * took / max(self.rows, 1):,.0f} s left"
+        self._progress(done, self._total, text)
 
 
 class _Writer:
