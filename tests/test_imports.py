@@ -143,6 +143,7 @@ FLOORS = {
     "frontier": 6,
     "report": 6,
     "reproduce": 6,
+    "score": 6,
     "reproduce_settings": 6,
     "reproduce_training": 6,
     "cli": 7,

@@ -15,7 +15,17 @@ from gigamlp.errors import InvalidInput
 from gigamlp.mlp import MLP
 from gigamlp.spec import INPUT_DTYPES
 
-__all__ = ["Check", "Rows", "as_rows", "is_plain", "natural_dtype", "target_dtype", "value_check", "writable_view"]
+__all__ = [
+    "Check",
+    "Rows",
+    "as_rows",
+    "is_plain",
+    "natural_dtype",
+    "target_dtype",
+    "unusable_rows",
+    "value_check",
+    "writable_view",
+]
 
 Array = NDArray[Any]
 Check = Callable[[int, int], None]
@@ -227,6 +237,35 @@ def value_check(rows: Rows, target: str, mlp: MLP, *, finite: bool, by_torch: bo
                 _refuse(block[index, feature], row + index, first + feature, source, target)
 
     return check
+
+
+def unusable_rows(rows: Rows, target: str, mlp: MLP) -> tuple[NDArray[np.bool_], list[str]]:
+    """Return which host `rows` [n] cannot run as dtype `target`, and for each of those why: what `value_check` refuses.
+
+    Examples
+    --------
+    >>> from gigamlp import MLP, Layer
+    >>> mlp = MLP([Layer([[1.0, 0.0]])], head="regression")
+    >>> bad, reasons = unusable_rows(as_rows(np.array([[1.0, 2.0], [np.nan, 0.0]]), mlp), "float32", mlp)
+    >>> bad, reasons[0][:23]
+    (array([False,  True]), 'holds nan in feature 0:')
+    """
+    found = np.zeros(len(rows), bool)
+    reasons: dict[int, str] = {}
+    for row, first, block in _blocks(rows, 0, len(rows), mlp):
+        if target in ("uint8", "int8"):
+            bad = _inexact(block, target)
+        else:
+            with np.errstate(invalid="ignore"):
+                bad = ~((block >= -_LIMIT[target]) & (block <= _LIMIT[target]))
+        for index in np.flatnonzero(bad.any(axis=1)).tolist():
+            feature = int(np.argmax(bad[index]))
+            try:
+                _refuse(block[index, feature], row + index, first + feature, rows.dtype, target)
+            except InvalidInput as error:
+                reasons.setdefault(row + index, "holds" + str(error).partition(" holds")[2])
+            found[row + index] = True
+    return found, [reasons[index] for index in np.flatnonzero(found).tolist()]
 
 
 def _blocks(rows: Rows, begin: int, end: int, mlp: MLP) -> Iterator[tuple[int, int, Array]]:

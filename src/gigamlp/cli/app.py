@@ -20,6 +20,7 @@ from gigamlp.cli.info import info
 from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
 from gigamlp.cli.reproduce import reproduce
+from gigamlp.cli.score import score
 from gigamlp.cli.train import train
 from gigamlp.errors import GigaMLPError
 from gigamlp.report.layout import clean
@@ -27,7 +28,12 @@ from gigamlp.report.layout import clean
 __all__ = ["make_app", "run"]
 
 _HELP = "Small MLPs as fast as the hardware allows, with honest numbers."
-_EXTRAS = {"torch": "torch", "matplotlib": "report", "onnx": "onnx"}  # module -> the extra that brings it
+_EXTRAS = {  # module -> the extra that brings it
+    "torch": "torch",
+    "matplotlib": "report",
+    "onnx": "onnx",
+    "pyarrow": "score",
+}
 
 # command -> (function, its examples)
 _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
@@ -94,6 +100,15 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp export model.safetensors --out model.onnx --input-dtype uint8 --output class",
             "gigamlp export model.safetensors --out net.c --weights int8",
             "gigamlp export model.safetensors --out net.py",
+        ),
+    ),
+    "score": (
+        score,
+        (
+            "gigamlp score model.safetensors rows.npy --out classes.npy",
+            "gigamlp score m.safetensors 'day=*/*.parquet' --out day.parquet --id-columns id --resume",
+            "gigamlp score m.safetensors rows.csv --out a.parquet --columns 'pixel*' --output class,margin",
+            "gigamlp score m.safetensors - --out a.npy --on-error skip --json < rows.raw",
         ),
     ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),
