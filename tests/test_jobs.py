@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import gigamlp as gm
 import gigamlp.jobs as jobs_module
 from gigamlp.errors import InvalidInput, MeasurementError, Unsupported
 from gigamlp.jobs import Job, measure_jobs
@@ -146,3 +147,21 @@ def test_on_this_cpu_all_residences() -> None:
     assert [r.residence for r in done.rows] == ["hot", "hot", "cold", "cold", "host-pageable", "host-pageable"]
     assert all(r.accuracy == 1.0 and r.wall_us > 0 and r.device_us is None for r in done.rows)
     Record.from_json(Record({"name": "cpu"}, {}, "test", done.rows).to_json())
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "dtype", "want"),
+    [
+        ("torch_eager", {"op": "linear", "compute": "float32"}, "uint8", None),
+        ("cuda_fused", {"path": "ring", "compute": "int8"}, "uint8", "w8"),
+        ("cuda_fused", {"path": "ring", "compute": "float16"}, "uint8", None),
+        ("onnxruntime", {"compute": "int8", "hidden": "float"}, "uint8", "w8"),
+        ("onnxruntime", {"compute": "int8", "hidden": "bound"}, "uint8", None),
+        ("cpu_fused", {"scheme": "w8a8"}, "uint8", "w8a8"),
+        ("cpu_fused", {"scheme": "float32"}, "float32", None),
+    ],
+)
+def test_a_row_has_the_scheme_that_it_was_computed_in(engine, options, dtype, want):
+    mlp = gm.quantise(gm.MLP([gm.Layer(np.eye(4), activation="relu"), gm.Layer(np.eye(4))]))
+    job = Job(mlp, Spec("cpu", 8, dtype), engine, Variant.from_json(options), "hot")
+    assert jobs_module._scheme(job) == want

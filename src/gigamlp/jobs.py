@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gigamlp.engines.base import Runner
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import InvalidInput, MeasurementError
+from gigamlp.integer import RANGES
 from gigamlp.measure.clock import Clock
 from gigamlp.measure.roofline import Roofs
 from gigamlp.measure.stats import summarise
@@ -249,11 +250,14 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
 
 
 def _scheme(job: Job) -> str | None:
-    """Quantisation scheme of a row: as the variant says, else the model's own."""
-    named = job.variant.get("scheme")
+    """Return the scheme that a row was computed in. Float engines run a model that carries one in float."""
+    named, compute = job.variant.get("scheme"), job.variant.get("compute")
     if named is not None:
         return None if named == "float32" else str(named)
-    return None if job.mlp.scheme is None else job.mlp.scheme.name
+    own = "w8" if job.mlp.scheme is None else job.mlp.scheme.name
+    if compute is not None:
+        return own if compute == "int8" and job.variant.get("hidden") != "bound" else None
+    return own if job.spec.input_dtype in RANGES and get_engine(job.engine).integer else None
 
 
 def _threads(job: Job) -> int | None:
