@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 # public name -> the module that defines it ("" = the name is itself a submodule)
 _PUBLIC = {
     "GigaMLPClassifier": "gigamlp.estimator",
+    "Cascade": "gigamlp.cascade",
     "MLP": "gigamlp.mlp",
     "Layer": "gigamlp.mlp",
     "Plan": "gigamlp.plan",
@@ -52,6 +53,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "Cascade",
     "GigaMLPClassifier",
     "MLP",
     "Layer",
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gigamlp import convert, data, engines, errors, measure, models, train
+    from gigamlp.cascade import Cascade
     from gigamlp.convert.c import to_c
     from gigamlp.convert.numpy_script import to_numpy_script
     from gigamlp.convert.onnx import from_onnx, to_onnx
