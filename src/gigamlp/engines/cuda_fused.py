@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from gigamlp.cascade import Cascade
 from gigamlp.engines.base import Runner
 from gigamlp.errors import DeviceError, InvalidInput, ModelError, Unsupported
 from gigamlp.integer import RANGES
@@ -63,6 +64,7 @@ class CudaFused:
     name = "cuda_fused"
     integer = True
     compiles = False
+    cascades = True  # see `gigamlp.engines.cascades`
 
     def unavailable(self, device: str) -> str | None:
         """Return why this engine cannot run on `device`, or None."""
@@ -72,11 +74,15 @@ class CudaFused:
             return error.reason
         return None
 
-    def variants(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
+    def variants(self, mlp: MLP | Cascade, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
         """Return the variants worth measuring, the most promising first. Raises `Unsupported` as `build` does."""
+        if isinstance(mlp, Cascade):
+            from gigamlp.engines.cuda_cascade import chains
+
+            return [each.variant for each in chains(_open(spec.device), mlp, spec, full=full)]
         return [each.variant for each in _choices(_open(spec.device), mlp, spec, full)]
 
-    def build(self, mlp: MLP, spec: Spec, variant: Variant | None = None) -> Runner:
+    def build(self, mlp: MLP | Cascade, spec: Spec, variant: Variant | None = None) -> Runner:
         """Return a runner; see `Engine.build`.
 
         Raises
@@ -86,17 +92,29 @@ class CudaFused:
         """
         from gigamlp.engines.cuda_runner import plain
 
+        runner: Runner
         with stopwatch() as watch:
             gpu = _open(spec.device)
-            choice = _find(_choices(gpu, mlp, spec, full=variant is not None), variant)
-            with plain(spec.device):
-                runner = _build(gpu, choice, spec)
+            if isinstance(mlp, Cascade):
+                from gigamlp.engines.cuda_cascade import build_chain
+
+                with plain(spec.device):
+                    runner = build_chain(gpu, mlp, spec, variant)
+            else:
+                choice = _find(_choices(gpu, mlp, spec, full=variant is not None), variant)
+                with plain(spec.device):
+                    runner = _build(gpu, choice, spec)
         runner.build_s = watch.seconds
         return runner
 
-    def compile_all(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Iterator[Cubin]:
+    def compile_all(self, mlp: MLP | Cascade, spec: Spec, *, full: bool = False) -> Iterator[Cubin]:
         """Compile the code of every variant into the cache, one after the other, and yield it."""
         gpu, seen = _open(spec.device), set()
+        if isinstance(mlp, Cascade):
+            from gigamlp.engines.cuda_cascade import compile_chains
+
+            yield from compile_chains(gpu, mlp, spec, full=full)
+            return
         for choice in _choices(gpu, mlp, spec, full):
             if (key := (choice.network, choice.config, choice.host)) not in seen:
                 seen.add(key)
@@ -274,30 +292,6 @@ def _build(gpu: Gpu, choice: _Choice, spec: Spec) -> CudaFusedRunner | MappedRun
 
 
 def _program(gpu: Gpu, choice: _Choice) -> Program:
-    from gigamlp.engines.cuda_runner import Program
-    from gigamlp.kernels.cuda.launch import Kernel
-    from gigamlp.kernels.cuda.memory import Buffer
+    from gigamlp.engines.cuda_runner import load
 
-    made, cubin = _compiled(gpu, choice)
-    kernel = Kernel(gpu, cubin.image, made.name, made.shared_bytes)
-    if made.cluster > 1:
-        multiprocessors, resident = kernel.clusters(made.block, made.cluster) * made.cluster, 1
-    else:
-        multiprocessors, resident = gpu.multiprocessors, kernel.blocks_per_multiprocessor(made.block)
-    if not multiprocessors * resident:
-        raise Unsupported(
-            f"a block of {made.block} threads and {made.shared_bytes:,} bytes of shared memory does not fit on this GPU"
-        )
-    return Program(
-        gpu=gpu,
-        kernel=kernel,
-        weights=Buffer.of(gpu, made.pack(choice.form)),
-        block=made.block,
-        grid=lambda rows, batches: int(made.grid(rows, batches, multiprocessors, resident)),
-        features=choice.form.mlp.features,
-        row_bytes=choice.network.features,
-        alignment=made.alignment,
-        stride_fits=made.stride_fits,
-        outputs=tuple((tuple(shape), str(dtype)) for shape, dtype in made.outputs),
-        overlap=choice.config.overlap,
-    )
+    return load(gpu, *_compiled(gpu, choice), choice.form)

@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigamlp.errors import InvalidInput
+from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.kernels.cuda.arrays import View, view_of
 from gigamlp.kernels.cuda.driver import Gpu, synchronize, wait_for
 from gigamlp.kernels.cuda.launch import Graph, Kernel, Launch
@@ -19,7 +19,12 @@ from gigamlp.kernels.cuda.memory import Buffer, copy_rows
 from gigamlp.kernels.cuda.quick import QuickLaunch
 from gigamlp.spec import Spec, Variant
 
-__all__ = ["CudaFusedRunner", "ManyBatches", "Program", "allocate", "open_torch", "plain"]
+if TYPE_CHECKING:
+    from gigamlp.kernels.cuda.compile import Cubin
+    from gigamlp.kernels.cuda.shape import Form
+    from gigamlp.kernels.cuda.source import Generated
+
+__all__ = ["CudaFusedRunner", "ManyBatches", "Program", "allocate", "load", "open_torch", "plain"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,10 @@ class Program:
         self, rows: int, x: tuple[int, int], outs: Sequence[int], table: int = 0, batches: int = 1
     ) -> Launch | QuickLaunch:
         """Return the launch for `rows` rows, `x` = (address, stride), with the answers at the addresses `outs`."""
-        arguments = self.arguments(rows, x, outs, table, batches)
+        return self.launch_with(self.arguments(rows, x, outs, table, batches), rows, batches)
+
+    def launch_with(self, arguments: Sequence[Any], rows: int, batches: int = 1) -> Launch | QuickLaunch:
+        """Return the launch with these arguments, ctypes values, for so many rows."""
         grid = self.grid(rows, batches)
         if self.overlap:
             return QuickLaunch(self.kernel, grid, self.block, arguments, overlap=True)
@@ -85,6 +93,38 @@ class Program:
             ctypes.c_void_p(table),
             ctypes.c_int(batches),
         )
+
+
+def load(gpu: Gpu, made: Generated, cubin: Cubin, form: Form) -> Program:
+    """Return the program of a compiled kernel with the weights of `form`, both loaded on `gpu`.
+
+    Raises
+    ------
+    Unsupported
+        If a block does not fit on the GPU.
+    """
+    kernel = Kernel(gpu, cubin.image, made.name, made.shared_bytes)
+    if made.cluster > 1:
+        multiprocessors, resident = kernel.clusters(made.block, made.cluster) * made.cluster, 1
+    else:
+        multiprocessors, resident = gpu.multiprocessors, kernel.blocks_per_multiprocessor(made.block)
+    if not multiprocessors * resident:
+        raise Unsupported(
+            f"a block of {made.block} threads and {made.shared_bytes:,} bytes of shared memory does not fit on this GPU"
+        )
+    return Program(
+        gpu=gpu,
+        kernel=kernel,
+        weights=Buffer.of(gpu, made.pack(form)),
+        block=made.block,
+        grid=lambda rows, batches: int(made.grid(rows, batches, multiprocessors, resident)),
+        features=form.mlp.features,
+        row_bytes=made.network.features,
+        alignment=made.alignment,
+        stride_fits=made.stride_fits,
+        outputs=tuple((tuple(shape), str(dtype)) for shape, dtype in made.outputs),
+        overlap=made.config.overlap,
+    )
 
 
 def open_torch() -> Any:
@@ -224,7 +264,7 @@ class CudaFusedRunner:
         """Return a runner with the same weights and code whose static input is `x`. It has outputs of its own."""
         if self._go is None:
             raise InvalidInput("this runner is closed; build another")
-        return CudaFusedRunner(self._program, self.spec, self.variant, x)
+        return type(self)(self._program, self.spec, self.variant, x)
 
     def bind_many(self, xs: Sequence[Any]) -> ManyBatches:
         """Return what runs all of `xs`, each a batch of the Spec's rows, in one launch.

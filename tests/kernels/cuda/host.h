@@ -119,6 +119,35 @@ template <class T> T __shfl_xor_sync(u32, T value, int mask) {
   return found;
 }
 
+template <class T> T __shfl_sync(u32, T value, int lane) {
+  static T values[1024 * CLUSTER];
+  const u32 me = number_of_thread();
+  values[me] = value;
+  meet(warp(), "shfl from");
+  const T found = values[me / 32 * 32 + lane];
+  meet(warp(), "shfl from, end");
+  return found;
+}
+
+static u32 __ballot_sync(u32, bool vote) {
+  static u32 votes[1024 * CLUSTER];
+  const u32 me = number_of_thread();
+  votes[me] = vote;
+  meet(warp(), "ballot");
+  u32 found = 0;
+  for (int lane = 0; lane < 32; lane++) found |= votes[me / 32 * 32 + lane] << lane;
+  meet(warp(), "ballot end");
+  return found;
+}
+
+static int __popc(u32 word) { return __builtin_popcount(word); }
+static void __threadfence() {}
+DEVICE u32 count_more(u32* cell, u32 more) {
+  const u32 was = *cell;
+  *cell += more;
+  return was;
+}
+
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 template <class T> T __ldg(const T* p) { return *p; }

@@ -8,7 +8,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   __syncthreads();
   const u8* codes = SHARED_FROM == 0 ? shared : packed;
   const u8* rest = SHARED_FROM < PACKED_BYTES ? shared : packed + SHARED_FROM;
-  Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
+  Job job JOB(stride);
+  take_list(job, cells);
+  sift_begin(lane);
   job.x = after_wait(job.x);
   job.table = after_wait(job.table);
   const u32 steps = job.per_batch * batches;
@@ -16,9 +18,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
     const Place at = find(job, step);
     if (at.first >= at.rows) continue;
     const u8* p[2 * TILES];
-    const u8* end = at.x + (at.rows - 1) * stride + K_OFFSET + K;
+    const u8* end = rows_end(at, stride);
 #pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) p[i] = at.x + min(at.first + g + 8 * i, at.rows - 1) * stride + K_OFFSET;
+    for (int i = 0; i < 2 * TILES; i++) p[i] = row_begin(at, stride, at.first + g + 8 * i);
     Words<16> ahead[STAGES][2 * TILES];
     Words<8> last_8[2 * TILES];
     Words<4> last_4[2 * TILES];
@@ -48,4 +50,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
 #pragma unroll
     for (int m = 0; m < TILES; m++) finish(sums[m], rest, at, at.first + 16 * m, lane);
   }
+  sift_end(job.hand, lane);
 }

@@ -3,8 +3,10 @@
 // source.py writes #defines before this text: the network (K, K_OFFSET, FEATURES, H0, LATER, WIDTHS, ACTIVATIONS,
 // CLASSES, HEAD, OUTPUT, SIGNED_ROWS, ID, VALUE_BITS), its arithmetic (COMPUTE, EXPAND, TERMS, MASKED, LATER_TF32), the
 // packed weights' sections (MASK_AT, AFFINE_AT, BIAS_AT, WEIGHT_AT, PACKED_BYTES), the path with its sizes (PATH, ORDER,
-// ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM, CLUSTER), PACKETS (answers go to the host, as packets) and OVERLAP
-// (a launch may begin while the one before it in the stream still runs). Sizes of rows (K, K_OFFSET, FEATURES) are bytes.
+// ALIGN, TILES, WARPS, STAGES, MIN_BLOCKS, SHARED_FROM, CLUSTER), PACKETS (answers go to the host, as packets), OVERLAP
+// (a launch may begin while the one before it in the stream still runs), and of a cascade's stages SIFT (rows that this
+// stage is unsure of are listed for the next) and GATHER (the rows are those of such a list). Sizes of rows (K, K_OFFSET,
+// FEATURES) are bytes.
 //
 // A warp computes TILES tiles of 16 rows. In the fragments of mma.m16n8k32 a lane (g = lane / 4, t = lane % 4) has words
 // of rows g and g + 8 and of output g. A sum over features does not care about their order, so each lane takes 16
@@ -133,6 +135,23 @@ template <int A> DEVICE u32 halves(float low, float high) {
 
 // ---- which rows -----------------------------------------------------------------------------------------------------
 
+// What the stages of a cascade hand each other: a list of rows, and about it u32 cells: how many there are, how many
+// blocks have read that, and for the host how many there were in the last run, then in u64 how many in all runs, and the
+// runs. The last block to read the number clears it for the next run.
+enum { LISTED, READ_BY, WERE, ALL = 4, RUNS = 6 };
+
+#if SIFT
+constexpr int HELD = 48;  // unsure rows that a warp keeps before it lists 32 of them: at most 31, and those of a tile
+__shared__ u32 held_rows[WARPS][HELD];
+__shared__ u32 held_counts[WARPS];
+#endif
+
+struct Hand {      // of a cascade's stage
+  const u32* from;
+  u32 *to, *cells;
+  float threshold;
+};
+
 struct Job {       // what the kernel was given
   const u8* x;
   void *out, *out2;
@@ -140,6 +159,8 @@ struct Job {       // what the kernel was given
   const i64* table;
   u32 per_batch;   // steps of ROWS rows in a batch
   u32 serial;      // of the launch, in its packets
+  Hand hand;
+  i64 whole;       // with GATHER, rows of the batch that the list is about; `rows` are those listed
 };
 
 struct Place {     // one step: rows `first` .. of a batch of `rows`
@@ -147,14 +168,27 @@ struct Place {     // one step: rows `first` .. of a batch of `rows`
   void *out, *out2;
   i64 first, rows;
   u32 serial;
+  Hand hand;
+  i64 whole;
 };
 
 DEVICE Place find(const Job& job, u32 step) {
-  if (!job.table) return {job.x, job.out, job.out2, (i64)step * ROWS, job.rows, job.serial};
+  if (GATHER || !job.table) return {job.x, job.out, job.out2, (i64)step * ROWS, job.rows, job.serial, job.hand, job.whole};
   const u32 batch = step / (job.per_batch ? job.per_batch : 1);  // 0 where no batch has rows: one block comes all the same
   const i64* entry = job.table + 4 * batch;
   return {(const u8*)__ldg(entry), (void*)__ldg(entry + 1), (void*)__ldg(entry + 2),
-          (i64)(step - batch * job.per_batch) * ROWS, __ldg(entry + 3), job.serial};
+          (i64)(step - batch * job.per_batch) * ROWS, __ldg(entry + 3), job.serial, job.hand, 0};
+}
+
+// where row `row` of a step's batch, or its last row, begins, and where the batch's rows end
+DEVICE const u8* row_begin(const Place& at, i64 stride, i64 row) {
+  i64 which = min(row, at.rows - 1);
+  if constexpr (GATHER) which = at.hand.from[which];
+  return at.x + which * stride + K_OFFSET;
+}
+
+DEVICE const u8* rows_end(const Place& at, i64 stride) {
+  return at.x + ((GATHER ? at.whole : at.rows) - 1) * stride + K_OFFSET + K;
 }
 
 // ---- words of rows and codes ----------------------------------------------------------------------------------------
@@ -332,6 +366,12 @@ DEVICE void store(const Place& at, void* out, i64 index, float v) {
   else ((float*)out)[index] = v;
 }
 
+// the row of the batch that row `row` of the list is
+DEVICE i64 listed(const Place& at, i64 row) {
+  if constexpr (GATHER) return at.hand.from[row];
+  else return row;
+}
+
 DEVICE void store_id(const Place& at, i64 row, int id) {
   if constexpr (PACKETS) store_packet(at.out, row, id, at.serial);
   else ((ID*)at.out)[row] = (ID)id;
@@ -342,8 +382,109 @@ DEVICE void store_margin(const Place& at, i64 row, float v) {
   else ((float*)at.out2)[row] = v;
 }
 
+// the two largest logits of row g + 8 r and the class, for all four lanes of the row; `second` is for margins only
+template <int N> DEVICE void top_two(const float (&c)[N][4], int r, int t, float& best, float& second, int& id) {
+  best = second = -INFINITY;
+  id = 0;
+#pragma unroll
+  for (int j = 0; j < N; j++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int column = 8 * j + 2 * t + i;
+      const float v = 8 * j + 8 <= CLASSES || column < CLASSES ? c[j][2 * r + i] : -INFINITY;
+      if constexpr (OUTPUT == MARGIN || SIFT) second = fmaxf(second, fminf(best, v));
+      if (v > best) { best = v; id = column; }
+    }
+#pragma unroll
+  for (int m = 1; m < 4; m *= 2) {
+    const float other = __shfl_xor_sync(~0u, best, m);
+    const int other_id = __shfl_xor_sync(~0u, id, m);
+    if constexpr (OUTPUT == MARGIN || SIFT)
+      second = fmaxf(fmaxf(second, __shfl_xor_sync(~0u, second, m)), fminf(best, other));
+    if (other > best || (other == best && other_id < id)) { best = other; id = other_id; }
+  }
+}
+
+#if SIFT
+// List the first `count` (up to 32) of the rows that this warp holds, and keep the others.
+DEVICE void list_held(const Hand& hand, u32 count, u32 held, int lane) {
+  u32* rows = held_rows[threadIdx.x / 32];
+  u32 begin = 0;
+  if (lane == 0) begin = count_more(hand.cells + LISTED, count);
+  begin = __shfl_sync(~0u, begin, 0);
+  if (lane < count) hand.to[begin + lane] = rows[lane];
+  const u32 kept = 32 + lane < held ? rows[32 + lane] : 0;
+  __syncwarp();
+  if (32 + lane < held) rows[lane] = kept;
+}
+
+// Hold `row` if `unsure`. The whole warp calls it, and each row is asked about by one lane.
+DEVICE void sift(const Hand& hand, bool unsure, u32 row, int lane) {
+  const u32 votes = __ballot_sync(~0u, unsure);
+  if (!votes) return;
+  const int warp = threadIdx.x / 32;
+  u32 held = held_counts[warp];
+  if (unsure) held_rows[warp][held + __popc(votes & ((1u << lane) - 1))] = row;
+  held += __popc(votes);
+  __syncwarp();
+  if (held >= 32) {
+    list_held(hand, 32, held, lane);
+    held -= 32;
+  }
+  if (lane == 0) held_counts[warp] = held;
+  __syncwarp();
+}
+
+// before the first step, and after the last one
+DEVICE void sift_begin(int lane) {
+  if (lane == 0) held_counts[threadIdx.x / 32] = 0;
+  __syncwarp();
+}
+
+DEVICE void sift_end(const Hand& hand, int lane) {
+  __syncwarp();
+  const u32 held = held_counts[threadIdx.x / 32];
+  if (held) list_held(hand, held, held, lane);
+}
+#else
+DEVICE void sift(const Hand&, bool, u32, int) {}
+DEVICE void sift_begin(int) {}
+DEVICE void sift_end(const Hand&, int) {}
+#endif
+
+// a stage of a cascade: its class, and whether the row goes on. Lane t = r of a row's four has row g + 8 r.
+template <int N> DEVICE void answer_stage(const float (&c)[N][4], const Place& at, i64 row0, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+  float margin = 0.f;
+  int id = 0;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float best, second;
+    int which;
+    if constexpr (HEAD == SIGMOID) {
+      const float z = __shfl_sync(~0u, c[0][2 * r], lane & ~3);
+      best = fabsf(z), second = 0.f, which = z > 0.f;
+    } else {
+      top_two(c, r, t, best, second, which);
+    }
+    if (t == r) { id = which; margin = best - second; }
+  }
+  const i64 place = row0 + g + 8 * t;
+  const bool mine = t < 2 && place < at.rows;
+  const i64 row = mine ? listed(at, place) : 0;
+  if (mine) {
+    store_id(at, row, id);
+    if constexpr (OUTPUT == MARGIN) store_margin(at, row, margin);
+  }
+  sift(at.hand, mine && !(margin >= at.hand.threshold), (u32)row, lane);
+}
+
 // the answers for one tile from its logits; lane (g, t) has columns 8 j + 2 t and the next one
 template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0, int lane) {
+  if constexpr (SIFT || GATHER) {
+    answer_stage(c, at, row0, lane);
+    return;
+  }
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -366,25 +507,9 @@ template <int N> DEVICE void answer(float (&c)[N][4], const Place& at, i64 row0,
         }
       }
     } else if constexpr (OUTPUT == CLASS || OUTPUT == MARGIN) {
-      float best = -INFINITY, second = -INFINITY;
-      int id = 0;
-#pragma unroll
-      for (int j = 0; j < N; j++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const int column = 8 * j + 2 * t + i;
-          const float v = 8 * j + 8 <= CLASSES || column < CLASSES ? c[j][2 * r + i] : -INFINITY;
-          if constexpr (OUTPUT == MARGIN) second = fmaxf(second, fminf(best, v));
-          if (v > best) { best = v; id = column; }
-        }
-#pragma unroll
-      for (int m = 1; m < 4; m *= 2) {
-        const float other = __shfl_xor_sync(~0u, best, m);
-        const int other_id = __shfl_xor_sync(~0u, id, m);
-        if constexpr (OUTPUT == MARGIN)
-          second = fmaxf(fmaxf(second, __shfl_xor_sync(~0u, second, m)), fminf(best, other));
-        if (other > best || (other == best && other_id < id)) { best = other; id = other_id; }
-      }
+      float best, second;
+      int id;
+      top_two(c, r, t, best, second, id);
       if (mine && t == 0) {
         store_id(at, row, id);
         if constexpr (OUTPUT == MARGIN) store_margin(at, row, best - second);
@@ -523,15 +648,53 @@ DEVICE void copy_weights(u8* to, const u8* packed) {
 constexpr u32 serial = 0;
 #endif
 
+#if GATHER
+#define GATHERED , const u32 *list, u32 *cells
+#else
+#define GATHERED
+constexpr u32 *list = nullptr, *cells = nullptr;
+#endif
+
+#if SIFT
+#define SIFTED , u32 *next_list, u32 *next_cells, float threshold
+#else
+#define SIFTED
+constexpr u32 *next_list = nullptr, *next_cells = nullptr;
+constexpr float threshold = 0.f;
+#endif
+
 #define PARAMETERS                                                                                                  \
   const u8 *__restrict__ x, i64 stride, const u8 *__restrict__ packed, void *__restrict__ out, void *__restrict__ out2, \
-      i64 rows, const i64 *__restrict__ table, int batches SERIAL
+      i64 rows, const i64 *__restrict__ table, int batches SERIAL GATHERED SIFTED
+
+#define JOB(stride)                                                                                          \
+  {x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial, {list, next_list, next_cells, threshold}, rows}
+
+// With GATHER: the job is about the listed rows. The whole block calls it, after `wait_for_earlier`. A __syncthreads
+// between reading the number and saying so keeps the block that clears it from being early.
+DEVICE void take_list(Job& job, u32* cells) {
+#if GATHER
+  const u32 count = *(volatile u32*)(cells + LISTED);
+  job.rows = count;
+  job.per_batch = (count + ROWS - 1) / ROWS;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    if (count_more(cells + READ_BY, 1) == gridDim.x - 1) {
+      cells[WERE] = count;
+      cells[LISTED] = cells[READ_BY] = 0;
+      *(u64*)(cells + ALL) += count;
+      *(u64*)(cells + RUNS) += 1;
+    }
+  }
+#endif
+}
 
 // The next launch of the stream may begin from here on, if it is one that waits by itself. Then, before anything that
 // an earlier launch may have written is read, or anything that it may read is written, all that was before is waited
 // for: by every block, or one launch could end before an earlier one has.
 DEVICE void let_next_begin() {
-#if OVERLAP
+#if OVERLAP || (SIFT && __CUDA_ARCH__ >= 900)
   launch_dependents();
 #endif
 }

@@ -8,7 +8,7 @@ from gigamlp.errors import Unsupported
 from gigamlp.kernels.cuda.pack import Layout, later_inputs, layout_of
 from gigamlp.kernels.cuda.shape import MOST, Network
 
-__all__ = ["PATHS", "Config", "configs", "layout", "order", "shared_bytes", "slice_of"]
+__all__ = ["PATHS", "Config", "configs", "layout", "listed_configs", "order", "shared_bytes", "sift_shared", "slice_of"]
 
 PATHS = ("direct", "ring", "window", "split", "wgmma")
 _REGISTERS = 65_536  # of a multiprocessor
@@ -149,6 +149,43 @@ def configs(
     return tuple(dict.fromkeys(found))
 
 
+def listed_configs(
+    network: Network, capability: tuple[int, int], shared: int, rows: int, *, full: bool = False
+) -> tuple[Config, ...]:
+    """Return the configurations for rows out of a list, up to `rows` of them, the most promising first.
+
+    Such launches follow those that make the list; from 9.0 on they begin before these have ended.
+
+    Parameters
+    ----------
+    network, capability, shared, rows, full
+        As for `configs`.
+
+    Raises
+    ------
+    Unsupported
+        If the GPU is too old, or the network too wide for it.
+    """
+    plain = configs(network, capability, shared, rows, full=full)  # which refuses what cannot be
+    hopper = capability == (9, 0) and network.compute == "int8"
+    overlap = capability >= (9, 0)
+    # one group of warps more or fewer rows on their way: the addresses of listed rows take registers
+    wgmma = _wgmma(network, shared, max(rows, _SMALL + 1)) if hopper and network.hidden >= _WIDE else []
+    if network.hidden > MOST:
+        found = wgmma if wgmma else [c for c in plain if c.path == "wgmma"]
+    else:
+        window = _ring(network, "window", shared, listed=True) if overlap else []
+        found = [*wgmma[:4], *window[:2], *_direct(network, shared)[:2]]
+        if full:
+            found = [*wgmma, *window, *_direct(network, shared)]
+    return tuple(dict.fromkeys(replace(c, overlap=overlap) for c in found))
+
+
+def sift_shared(shared: int) -> int:
+    """Return what is left of `shared` bytes to a stage of a cascade that lists rows, as in fused.cuh."""
+    return shared - _MOST_WARPS * (48 + 1) * 4 - 128
+
+
 def slice_of(network: Network, config: Config) -> Network:
     """Return the network that one block has: `network`, or with ``outputs`` its share of it."""
     return replace(network, hidden=config.outputs) if config.outputs else network
@@ -281,11 +318,11 @@ def _direct(network: Network, shared: int) -> list[Config]:
     return sorted(found, key=lambda each: (-each.warps, -each.stages, -each.tiles))
 
 
-def _ring(network: Network, path: str, shared: int) -> list[Config]:
+def _ring(network: Network, path: str, shared: int, listed: bool = False) -> list[Config]:
     """Return rings that fill the shared memory: the more bytes on their way, the nearer to the memory's bandwidth."""
     if path == "window" and network.align < 16:
         return []
-    if path == "window" and network.reads == network.features and network.features // 16 % 2:
+    if not listed and path == "window" and network.reads == network.features and network.features // 16 % 2:
         return []  # the very same slots as whole rows
     found = []
     for tiles, stages in ((1, 2), (2, 1), (1, 1), (1, 3), (2, 2), (1, 4)):

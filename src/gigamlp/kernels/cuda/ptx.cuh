@@ -125,6 +125,9 @@ DEVICE uint4 load_here(const u8* p) {
   return v;
 }
 
+// what *cell was before `more` was added to it
+DEVICE u32 count_more(u32* cell, u32 more) { return atomicAdd(cell, more); }
+
 // one store of 8 bytes, which the host never sees in part
 DEVICE void store_packet(void* out, i64 index, u32 value, u32 serial) {
   asm volatile("st.relaxed.sys.global.u64 [%0],%1;" ::"l"((u64*)out + index), "l"((u64)serial << 32 | value) : "memory");

@@ -22,7 +22,8 @@ DEVICE void fill(const Job& job, u32 step, u8* slot, u32 barrier, int lane) {
   } else {
     if (lane == 0) barrier_expect(barrier, count * K);
     __syncwarp();
-    for (int r = lane; r < count; r += 32) bulk_copy(shared_address(slot + r * PITCH), from + r * job.stride + K_OFFSET, K, barrier);
+    for (int r = lane; r < count; r += 32)
+      bulk_copy(shared_address(slot + r * PITCH), row_begin(at, job.stride, at.first + r), K, barrier);
   }
 }
 
@@ -32,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   u8* slots = shared + warp * STAGES * SLOT;
   u64* barriers = (u64*)(copied + PACKED_BYTES - SHARED_FROM) + warp * STAGES;
-  Job job{x, out, out2, PATH == RING ? FEATURES : stride, rows, table, (u32)((rows + ROWS - 1) / ROWS)};
-  const u32 steps = job.per_batch * batches, hop = gridDim.x * WARPS;
+  Job job JOB(PATH == RING ? FEATURES : stride);
+  const u32 hop = gridDim.x * WARPS;
   u32 step = warp * gridDim.x + blockIdx.x;  // few rows are spread over all multiprocessors
   if (lane == 0) {
     for (int s = 0; s < STAGES; s++) barrier_init(shared_address(barriers + s));
@@ -46,6 +47,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   wait_for_earlier();
   job.x = after_wait(job.x);
   job.table = after_wait(job.table);
+  take_list(job, cells);
+  sift_begin(lane);
+  const u32 steps = job.per_batch * batches;
   for (int s = 0; s < STAGES; s++)
     if (step + s * hop < steps) fill(job, step + s * hop, slots + s * SLOT, shared_address(barriers + s), lane);
   if (!OVERLAP) copy_weights(copied, packed);
@@ -93,4 +97,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
     for (int m = 0; m < TILES; m++) finish(sums[m], rest, at, at.first + 16 * m, lane);
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
   }
+  sift_end(job.hand, lane);
 }

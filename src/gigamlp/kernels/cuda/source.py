@@ -34,6 +34,10 @@ class Generated:
     config : Config
     packets : bool
         Whether the answers are packets for the host. The kernel then takes one argument more.
+    sift : bool
+        Whether the rows that it is unsure of are listed for the next stage of a cascade: three arguments more.
+    gather : bool
+        Whether its rows are those that the stage before listed: two arguments more, before those of `sift`.
     """
 
     source: str
@@ -41,6 +45,8 @@ class Generated:
     network: Network
     config: Config
     packets: bool = False
+    sift: bool = False
+    gather: bool = False
 
     @property
     def block(self) -> int:
@@ -98,13 +104,17 @@ class Generated:
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
-def generate(network: Network, config: Config, *, packets: bool = False) -> Generated:
+def generate(
+    network: Network, config: Config, *, packets: bool = False, sift: bool = False, gather: bool = False
+) -> Generated:
     """Return the source for `network` on the path `config`, with `packets` for a host that waits for its answers.
+
+    With `sift` and `gather` it is a stage of a cascade, for the outputs ``class`` and ``margin``.
 
     Raises
     ------
     InvalidInput
-        If that path has no packets: `split` has.
+        If that path has no packets (`split` has), or does not take rows from a list (`split` and `ring` do not).
 
     Examples
     --------
@@ -115,6 +125,10 @@ def generate(network: Network, config: Config, *, packets: bool = False) -> Gene
     """
     if packets and config.path != "split":
         raise InvalidInput(f"answers go to the host as packets on the path 'split' only, not on {config.path!r}")
+    if gather and config.path in ("ring", "split"):
+        raise InvalidInput(f"the path {config.path!r} takes rows that lie side by side, not those of a list")
+    if (sift or gather) and (packets or network.output not in ("class", "margin")):
+        raise InvalidInput("a stage of a cascade answers with classes and margins, and not to the host")
     at, own = layout(network, config), slice_of(network, config)
     copied_from = {"shared": 0, "later": at.affine, "global": at.total}[config.weights]
     defines = {
@@ -152,13 +166,15 @@ def generate(network: Network, config: Config, *, packets: bool = False) -> Gene
         "CLUSTER": config.cluster(network),
         "PACKETS": int(packets),
         "OVERLAP": int(config.overlap),
+        "SIFT": int(sift),
+        "GATHER": int(gather),
     }
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
     folder = files("gigamlp.kernels.cuda")
     texts = [folder.joinpath(name).read_text(encoding="utf-8") for name in _files(config)]
     if config.path == "wgmma":
         texts.insert(1, _wgmma(own.hidden, -(-(network.later or (8,))[0] // 8)))
-    return Generated("".join([head, *texts]), NAME, network, config, packets)
+    return Generated("".join([head, *texts]), NAME, network, config, packets, sift, gather)
 
 
 def _wgmma(outputs: int, blocks: int) -> str:

@@ -9,8 +9,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   constexpr int KB = later_steps(NB);                           // A fragments of the next layer
   constexpr int EACH = LATER_TF32 ? 1 : 2;                      // blocks of an A fragment
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial};
+  const Job job JOB(stride);
   let_next_begin();
+  sift_begin(lane);
   const Place at = find(job, blockIdx.x);
   if (at.first >= at.rows) {
     wait_for_earlier();
@@ -144,4 +145,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
       later<0>(h, rest, at, at.first + 16 * m, lane);
     }
   }
+  sift_end(job.hand, lane);
 }

@@ -20,9 +20,9 @@ struct Rows { const u8 *p[2], *end; };
 DEVICE Rows rows_of(const Job& job, u32 step, int row) {
   const Place at = find(job, step);
   Rows r;
-  r.end = at.x + (at.rows - 1) * job.stride + K_OFFSET + K;
+  r.end = rows_end(at, job.stride);
 #pragma unroll
-  for (int i = 0; i < 2; i++) r.p[i] = at.x + min(at.first + row + 8 * i, at.rows - 1) * job.stride + K_OFFSET;
+  for (int i = 0; i < 2; i++) r.p[i] = row_begin(at, job.stride, at.first + row + 8 * i);
   return r;
 }
 
@@ -135,17 +135,22 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
   u64* taken = full + GROUPS;
   u64* turns = taken + GROUPS;                                         // whose turn it is to multiply
   volatile int* alone = (volatile int*)(turns + 2);                    // whether the other group has no more steps
-  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial};
-  const u32 steps = job.per_batch * batches, hop = clusters * GROUPS;
-  u32 step = occupied(job, group * clusters + blockIdx.x / CLUSTER, hop, steps);
+  Job job JOB(stride);
+  const u32 hop = clusters * GROUPS, begin = group * clusters + blockIdx.x / CLUSTER;
+  u32 steps = job.per_batch * batches;
+  u32 step = 0;
 
   Ahead a;
-  if (step < steps) {
+  auto read_first = [&] {
+    step = occupied(job, begin, hop, steps);
+    if (step >= steps) return;
     const Rows r = rows_of(job, step, row0 + g);
 #pragma unroll
     for (int u = 0; u < DEPTH; u++) if (u < UNITS) read(a, r, u, t);
     read_last(a, r, t);
-  }
+  };
+  if (!GATHER && !OVERLAP) read_first();
+  let_next_begin();
   if (threadIdx.x == 0) {
     for (int i = 0; i < UNITS + 1 + GROUPS; i++) barrier_init(shared_address(copied + i));
     for (int i = 0; i < GROUPS; i++) barrier_init(shared_address(taken + i), 4);
@@ -161,6 +166,15 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
   }
   __syncthreads();
   if constexpr (CLUSTER > 1) cluster_arrive();  // this block has its barriers
+  if constexpr (GATHER || OVERLAP) {
+    wait_for_earlier();
+    job.x = after_wait(job.x);
+    job.table = after_wait(job.table);
+    take_list(job, cells);
+    steps = job.per_batch * batches;
+    read_first();
+  }
+  sift_begin(lane);
 
   const u64 codes = matrix_at(shared_address(shared)), second = matrix_at(shared_address(shared + (LATER ? weights[0] : 0)));
   const u32 zero = (u32)batches >> 31;
@@ -259,4 +273,9 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
     if (exchange.sent > 0) barrier_wait_cluster(exchange.taken, (exchange.sent - 1) & 1);
   }
   // no block goes while others may still write to its shared memory: it has waited for all that they send
+  if constexpr (GATHER && CLUSTER > 1)
+    if (turn == 0) cluster_wait();
+  if (GATHER && fresh)  // nor while codes still come that nobody needed
+    for (int i = 0; i <= UNITS; i++) barrier_wait(shared_address(copied + i), 0);
+  sift_end(job.hand, lane);
 }
