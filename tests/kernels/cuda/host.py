@@ -26,6 +26,9 @@ class HostKernel:
         begin, end = text.index("// The instructions that CUDA C++"), text.index("// One small MLP in one kernel")
         text = f'{text[:begin]}\n#include "{HERE / "host.h"}"\n{text[end:]}\n#include "{HERE / "host_main.h"}"\n'
         text = text.replace("extern __shared__ __align__(128) u8 shared[];", "")  # host.h has it, one a block
+        for name, sizes in (("held_rows", "[WARPS][HELD]"), ("held_counts", "[WARPS]")):  # static ones, too
+            own = f"u32 {name}_of[CLUSTER]{sizes};\n#define {name} {name}_of[current]"
+            text = text.replace(f"__shared__ u32 {name}{sizes};", own)
         path = Path(folder) / f"{abs(hash((text, arch))):x}"
         path.with_suffix(".cpp").write_text(text)
         self.program = path.with_suffix(".exe")
@@ -52,10 +55,19 @@ class HostKernel:
                 wide = rng.integers(0, 256, (len(x), stride), np.uint8)
                 wide[:, :features] = np.ascontiguousarray(x).view(np.uint8)
                 data += wide.tobytes()[: (len(x) - 1) * stride + features]
-        command = [str(self.program), *(str(int(n)) for n in (*numbers, *(len(x) for x in xs)))]
-        done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=100)
+        command = [str(self.program), *(str(int(n)) for n in (*numbers, *(len(x) for x in xs))), *(str(a) for a in self._stage[0])]
+        done = subprocess.run(command, input=data + self._stage[1], capture_output=True, check=False, timeout=100)
         assert done.returncode == 0, f"exit {done.returncode}: {done.stderr.decode()[-500:]}"
         return self._split(done.stdout, xs, widths)
+
+    def stage(self, packed, x, *, threshold=0.0, listed=(), grid=None, late=False, stride=None):
+        """Run a stage of a cascade; return its answers (0xCD.. where it gave none), both counters, and its list."""
+        self._stage = [repr(float(threshold)), len(listed)], np.asarray(listed, np.uint32).tobytes()
+        (answers,) = self(packed, [x], stride=stride, grid=grid, late=late)
+        rest = np.frombuffer(self._rest, np.uint32)
+        return answers, rest[:8], rest[8:16], rest[16:]
+
+    _stage = [], b""
 
     def _split(self, data, xs, widths):
         found, at = [], 0
@@ -66,5 +78,6 @@ class HostKernel:
                 parts.append(np.frombuffer(data[at:end], dtype).reshape(len(x), *shape))
                 at = end
             found.append(parts[0] if len(parts) == 1 else tuple(parts))
-        assert at == len(data)
+        self._rest = data[at:]
+        assert self._stage[0] or not self._rest
         return found

@@ -7,6 +7,16 @@ static std::function<void()> body;
 #else
 #define PASSED
 #endif
+#if GATHER
+#define LIST , list, cells
+#else
+#define LIST
+#endif
+#if SIFT
+#define NEXT , next_list, next_cells, threshold
+#else
+#define NEXT
+#endif
 
 static void enter() { body(); fibers[number_of_thread()].done = true; }
 
@@ -51,7 +61,7 @@ int main(int count, char** values) {
   blockDim.x = THREADS;
   late = number(1);
   const i64 stride = number(2), align = number(3), width = number(4), answer_1 = number(5), answer_2 = number(6);
-  const i64 packed_bytes = number(7), most = number(8), batches = count - 11;
+  const i64 packed_bytes = number(7), most = number(8), batches = count - 11 - (SIFT || GATHER ? 2 : 0);
   const bool table = number(9);
   const u8* packed = guarded(read_bytes(packed_bytes).data(), packed_bytes, 16);
   std::vector<i64> entries;
@@ -66,9 +76,16 @@ int main(int count, char** values) {
       if (bytes) withheld.push_back({(u8*)(at / page * page), (size_t)((at % page + bytes + page - 1) / page * page)});
     }
   }
+#if SIFT || GATHER  // two arguments more: the threshold, and how many rows are listed; stdin: their numbers
+  const float threshold = atof(values[count - 2]);
+  const u32 listed = number(count - 2);
+  alignas(16) u32 cells[8] = {listed}, next_cells[8] = {};
+  const u32* list = (const u32*)guarded(read_bytes(4 * listed).data(), 4 * listed, 4);
+  u32* next_list = (u32*)guarded(nullptr, 4 * most, 4);
+#endif
   body = [&] {
-    if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches PASSED);
-    else gigamlp_fused((u8*)entries[0], stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1 PASSED);
+    if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches PASSED LIST NEXT);
+    else gigamlp_fused((u8*)entries[0], stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1 PASSED LIST NEXT);
   };
   if (gridDim.x % CLUSTER) exit(6);
   for (u32 first = 0; first < gridDim.x; first += CLUSTER) {
@@ -80,5 +97,10 @@ int main(int count, char** values) {
     fwrite((void*)entries[4 * b + 1], answer_1, entries[4 * b + 3], stdout);
     fwrite((void*)entries[4 * b + 2], answer_2, entries[4 * b + 3], stdout);
   }
+#if SIFT || GATHER
+  fwrite(cells, 4, 8, stdout);
+  fwrite(next_cells, 4, 8, stdout);
+  fwrite(next_list, 4, next_cells[0], stdout);
+#endif
   return 0;
 }
