@@ -78,7 +78,7 @@ def first_stages(
 ) -> list[gm.MLP]:
     if files:
         return [gm.quantise(gm.load(file).with_(scheme=None)) for file in files]
-    shipped = [gm.load(name) for name in gm.models.names if gm.load(name).features_read < 784]
+    shipped = [gm.load(name) for name in gm.models.names() if gm.load(name).features_read < 784]
     if shipped:
         return shipped
     from gigamlp.train import Window, distill

@@ -55,7 +55,11 @@ class HostKernel:
                 wide = rng.integers(0, 256, (len(x), stride), np.uint8)
                 wide[:, :features] = np.ascontiguousarray(x).view(np.uint8)
                 data += wide.tobytes()[: (len(x) - 1) * stride + features]
-        command = [str(self.program), *(str(int(n)) for n in (*numbers, *(len(x) for x in xs))), *(str(a) for a in self._stage[0])]
+        command = [
+            str(self.program),
+            *(str(int(n)) for n in (*numbers, *(len(x) for x in xs))),
+            *(str(a) for a in self._stage[0]),
+        ]
         done = subprocess.run(command, input=data + self._stage[1], capture_output=True, check=False, timeout=100)
         assert done.returncode == 0, f"exit {done.returncode}: {done.stderr.decode()[-500:]}"
         return self._split(done.stdout, xs, widths)

@@ -182,9 +182,8 @@ DEVICE Place find(const Job& job, u32 step) {
 
 // where row `row` of a step's batch, or its last row, begins, and where the batch's rows end
 DEVICE const u8* row_begin(const Place& at, i64 stride, i64 row) {
-  i64 which = min(row, at.rows - 1);
-  if constexpr (GATHER) which = at.hand.from[which];
-  return at.x + which * stride + K_OFFSET;
+  if constexpr (GATHER) return at.x + at.hand.from[min((u32)row, (u32)at.rows - 1)] * stride + K_OFFSET;
+  return at.x + min(row, at.rows - 1) * stride + K_OFFSET;
 }
 
 DEVICE const u8* rows_end(const Place& at, i64 stride) {

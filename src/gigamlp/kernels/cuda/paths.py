@@ -169,10 +169,13 @@ def listed_configs(
     plain = configs(network, capability, shared, rows, full=full)  # which refuses what cannot be
     hopper = capability == (9, 0) and network.compute == "int8"
     overlap = capability >= (9, 0)
-    # one group of warps more or fewer rows on their way: the addresses of listed rows take registers
     wgmma = _wgmma(network, shared, max(rows, _SMALL + 1)) if hopper and network.hidden >= _WIDE else []
     if network.hidden > MOST:
-        found = wgmma if wgmma else [c for c in plain if c.path == "wgmma"]
+        wgmma = wgmma or [c for c in plain if c.path == "wgmma"]
+        # the numbers of listed rows take registers, which a cluster has none left of: fewer units on their way
+        shared_out = [c for c in wgmma if c.cluster(network) > 1]
+        fewer = [replace(c, stages=n) for c in shared_out[:1] for n in (4, 3) if n < c.stages]
+        found = [*[c for c in wgmma if c.cluster(network) == 1], *fewer, *shared_out]
     else:
         window = _ring(network, "window", shared, listed=True) if overlap else []
         found = [*wgmma[:4], *window[:2], *_direct(network, shared)[:2]]

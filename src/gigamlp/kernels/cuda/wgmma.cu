@@ -14,15 +14,27 @@ constexpr bool LATE = N1 <= 4;
 constexpr int PIECE = LATE ? N1 : 4;                                   // blocks of 8 sums that are sent at a time
 constexpr int PART = CLUSTER > 1 ? PIECE * 2048 : 0;                   // their bytes, for 64 rows
 
-// rows g and g + 8 of a warp's 16, in a step
-struct Rows { const u8 *p[2], *end; };
+// rows g and g + 8 of a warp's 16, in a step: where they begin; listed ones by number, which takes half the registers
+struct Rows {
+  const u8 *p[2], *end;
+  u32 number[2];
+  const u8* x;
+  i64 stride;
+
+  METHOD const u8* begin(int i) const { return GATHER ? x + number[i] * stride + K_OFFSET : p[i]; }
+};
 
 DEVICE Rows rows_of(const Job& job, u32 step, int row) {
   const Place at = find(job, step);
   Rows r;
   r.end = rows_end(at, job.stride);
 #pragma unroll
-  for (int i = 0; i < 2; i++) r.p[i] = row_begin(at, job.stride, at.first + row + 8 * i);
+  for (int i = 0; i < 2; i++) {
+    if constexpr (GATHER) r.number[i] = at.hand.from[min((u32)at.first + row + 8 * i, (u32)at.rows - 1)];
+    else r.p[i] = row_begin(at, job.stride, at.first + row + 8 * i);
+  }
+  r.x = at.x;
+  r.stride = job.stride;
   return r;
 }
 
@@ -43,14 +55,14 @@ struct Ahead {                                                         // rows t
 
 DEVICE void read(Ahead& a, const Rows& r, int u, int t) {
 #pragma unroll
-  for (int i = 0; i < 2; i++) a.unit[u % DEPTH][i] = row_at<16>(r.p[i] + unit_at(u, t), r.end);
+  for (int i = 0; i < 2; i++) a.unit[u % DEPTH][i] = row_at<16>(r.begin(i) + unit_at(u, t), r.end);
 }
 
 DEVICE void read_last(Ahead& a, const Rows& r, int t) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    if (HAS_8) a.unit_8[i] = row_at<8>(r.p[i] + unit_8_at(t), r.end);
-    if (HAS_4) a.unit_4[i] = row_at<4>(r.p[i] + unit_4_at(t), r.end);
+    if (HAS_8) a.unit_8[i] = row_at<8>(r.begin(i) + unit_8_at(t), r.end);
+    if (HAS_4) a.unit_4[i] = row_at<4>(r.begin(i) + unit_4_at(t), r.end);
   }
 }
 
@@ -168,8 +180,6 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
   if constexpr (CLUSTER > 1) cluster_arrive();  // this block has its barriers
   if constexpr (GATHER || OVERLAP) {
     wait_for_earlier();
-    job.x = after_wait(job.x);
-    job.table = after_wait(job.table);
     take_list(job, cells);
     steps = job.per_batch * batches;
     read_first();
