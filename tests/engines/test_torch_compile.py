@@ -247,7 +247,7 @@ def test_modes(mode, graph, output):
 
 
 def test_what_is_offered_on_cuda(monkeypatch):
-    monkeypatch.setattr(TorchCompile, "unavailable", lambda self, device: None)
+    monkeypatch.setattr(type(COMPILE), "unavailable", lambda self, device: None)
     spec = Spec("cuda:0", 16, "uint8")
     few, all_of_them = (COMPILE.variants(net(20, 6, 10), spec, full=full) for full in (False, True))
     # two paddings x (autotuned x two choices of products, and not autotuned), and the two modes with their own graphs
