@@ -31,6 +31,7 @@ typedef long long i64;
 #define __global__
 #define __shared__
 #define __align__(n)
+#define __grid_constant__
 #define __launch_bounds__(...)
 
 struct alignas(8) uint2 { u32 x, y; };

@@ -7,6 +7,14 @@ static std::function<void()> body;
 #else
 #define PASSED
 #endif
+#if CARRIED
+alignas(16) static CarriedRows carried;
+#define WITH_ROWS , carried
+#define AT_ROWS nullptr
+#else
+#define WITH_ROWS
+#define AT_ROWS (u8*)entries[0]
+#endif
 
 static void enter() { body(); fibers[number_of_thread()].done = true; }
 
@@ -67,9 +75,14 @@ int main(int count, char** values) {
     }
   }
   body = [&] {
-    if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches PASSED);
-    else gigamlp_fused((u8*)entries[0], stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1 PASSED);
+    if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches PASSED WITH_ROWS);
+    else gigamlp_fused(AT_ROWS, stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1 PASSED WITH_ROWS);
   };
+#if CARRIED
+  withhold(false);
+  if (table || entries[3] * width > CARRIED) exit(7);
+  memcpy(carried.bytes, (u8*)entries[0], entries[3] * width);
+#endif
   if (gridDim.x % CLUSTER) exit(6);
   for (u32 first = 0; first < gridDim.x; first += CLUSTER) {
     blockIdx.x = first;

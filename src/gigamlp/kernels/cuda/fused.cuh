@@ -193,7 +193,7 @@ template <int W> DEVICE Words<W * PARTS> codes_at(const u8* codes, int unit, int
 // What __ldg reads must not change while the kernel runs. Rows do if the launch before writes them: then plain loads,
 // which see what was waited for.
 template <class T> DEVICE T row_load(const T* p) {
-  if constexpr (OVERLAP) return *p;
+  if constexpr (OVERLAP || CARRIED) return *p;
   else return __ldg(p);
 }
 
@@ -212,7 +212,7 @@ template <int W> DEVICE Words<W> row_at(const u8* p, const u8* end) {
   Words<W> v;
   if constexpr (ALIGN == 16 && IN_SHARED) {
     put(v, *(const typename Vector<W>::type*)p);
-  } else if constexpr (ALIGN == 16 && W == 16) {
+  } else if constexpr (ALIGN == 16 && W == 16 && !CARRIED) {
     put(v, PATH == WGMMA ? load_here(p) : load_once(p));
   } else if constexpr (ALIGN == 16) {
     put(v, row_load((const typename Vector<W>::type*)p));
@@ -523,9 +523,19 @@ DEVICE void copy_weights(u8* to, const u8* packed) {
 constexpr u32 serial = 0;
 #endif
 
+// rows that travel with the launch, as one of its arguments
+#if CARRIED
+struct alignas(16) CarriedRows { u8 bytes[CARRIED]; };
+#define CARRIED_ROWS , const __grid_constant__ CarriedRows carried
+#define FIRST_ROW carried.bytes
+#else
+#define CARRIED_ROWS
+#define FIRST_ROW x
+#endif
+
 #define PARAMETERS                                                                                                  \
   const u8 *__restrict__ x, i64 stride, const u8 *__restrict__ packed, void *__restrict__ out, void *__restrict__ out2, \
-      i64 rows, const i64 *__restrict__ table, int batches SERIAL
+      i64 rows, const i64 *__restrict__ table, int batches SERIAL CARRIED_ROWS
 
 // The next launch of the stream may begin from here on, if it is one that waits by itself. Then, before anything that
 // an earlier launch may have written is read, or anything that it may read is written, all that was before is waited

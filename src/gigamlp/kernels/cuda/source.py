@@ -41,6 +41,7 @@ class Generated:
     network: Network
     config: Config
     packets: bool = False
+    carried: int = 0
 
     @property
     def block(self) -> int:
@@ -98,13 +99,22 @@ class Generated:
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
-def generate(network: Network, config: Config, *, packets: bool = False) -> Generated:
-    """Return the source for `network` on the path `config`, with `packets` for a host that waits for its answers.
+def generate(network: Network, config: Config, *, packets: bool = False, carried: int = 0) -> Generated:
+    """Return the source for `network` on the path `config`.
+
+    Parameters
+    ----------
+    network : Network
+    config : Config
+    packets : bool
+        Answers are for a host that waits for them.
+    carried : int
+        If not 0, the rows are the last one of the kernel's arguments, of so many bytes. The first one is not looked at.
 
     Raises
     ------
     InvalidInput
-        If that path has no packets: `split` has.
+        If that path has no packets or takes no rows from its arguments: `split` does both.
 
     Examples
     --------
@@ -115,6 +125,8 @@ def generate(network: Network, config: Config, *, packets: bool = False) -> Gene
     """
     if packets and config.path != "split":
         raise InvalidInput(f"answers go to the host as packets on the path 'split' only, not on {config.path!r}")
+    if carried and config.path != "split":
+        raise InvalidInput(f"rows travel with the launch on the path 'split' only, not on {config.path!r}")
     at, own = layout(network, config), slice_of(network, config)
     copied_from = {"shared": 0, "later": at.affine, "global": at.total}[config.weights]
     defines = {
@@ -151,6 +163,7 @@ def generate(network: Network, config: Config, *, packets: bool = False) -> Gene
         "SHARED_FROM": copied_from,
         "CLUSTER": config.cluster(network),
         "PACKETS": int(packets),
+        "CARRIED": carried,
         "OVERLAP": int(config.overlap),
     }
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
@@ -158,7 +171,7 @@ def generate(network: Network, config: Config, *, packets: bool = False) -> Gene
     texts = [folder.joinpath(name).read_text(encoding="utf-8") for name in _files(config)]
     if config.path == "wgmma":
         texts.insert(1, _wgmma(own.hidden, -(-(network.later or (8,))[0] // 8)))
-    return Generated("".join([head, *texts]), NAME, network, config, packets)
+    return Generated("".join([head, *texts]), NAME, network, config, packets, carried)
 
 
 def _wgmma(outputs: int, blocks: int) -> str:

@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gigamlp_fused(
   constexpr int KB = later_steps(NB);                           // A fragments of the next layer
   constexpr int EACH = LATER_TF32 ? 1 : 2;                      // blocks of an A fragment
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const Job job{x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial};
+  const Job job{FIRST_ROW, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial};
   let_next_begin();
   const Place at = find(job, blockIdx.x);
   if (at.first >= at.rows) {
