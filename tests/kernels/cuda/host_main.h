@@ -29,10 +29,10 @@ static void run_cluster() {
   barriers.clear();
   copies.clear();
   arrived = phase_of_cluster = 0;
-  warps.assign(CLUSTER * WARPS, {0, 32, 0, ""});
+  warps.assign(TOGETHER * WARPS, {0, 32, 0, ""});
   for (Meeting& block : blocks) block = {0, THREADS, 0, ""};
   withhold(OVERLAP);
-  fibers.resize(CLUSTER * THREADS);
+  fibers.resize(TOGETHER * THREADS);
   for (Fiber& f : fibers) {
     f.done = false;
     f.stack.resize(1 << 17);
@@ -83,8 +83,8 @@ int main(int count, char** values) {
   if (table || entries[3] * width > CARRIED) exit(7);
   memcpy(carried.bytes, (u8*)entries[0], entries[3] * width);
 #endif
-  if (gridDim.x % CLUSTER) exit(6);
-  for (u32 first = 0; first < gridDim.x; first += CLUSTER) {
+  if (gridDim.x % TOGETHER) exit(6);
+  for (u32 first = 0; first < gridDim.x; first += TOGETHER) {
     blockIdx.x = first;
     run_cluster();
   }

@@ -105,6 +105,22 @@ CASES = {
         None,
         Config("wgmma", 4, 4, 6, outputs=32),
     ),
+    "wgmma, two teams of two blocks": (
+        [336, 96, 10],
+        {},
+        "uint8",
+        "class",
+        None,
+        Config("wgmma", 4, 8, 3, outputs=48, teams=2),
+    ),
+    "wgmma, four teams of one block": (
+        [260, 64, 40, 3],
+        {"seed": 3},
+        "int8",
+        "logits",
+        None,
+        Config("wgmma", 4, 4, 6, outputs=64, teams=4),
+    ),
     "packets": ([784, 40, 10], {}, "uint8", "class", None, Config("split", 1, 12, 1, "later"), True),
     "packets of ids and margins": (
         [333, 33, 11],

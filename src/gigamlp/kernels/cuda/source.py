@@ -56,12 +56,12 @@ class Generated:
     @property
     def packed_bytes(self) -> int:
         """Size of the packed weights."""
-        return layout(self.network, self.config).total * self.cluster
+        return layout(self.network, self.config).total * self.config.cluster(self.network)
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster; the grid is a multiple of it."""
-        return self.config.cluster(self.network)
+        return self.config.cluster(self.network) * self.config.teams
 
     @property
     def alignment(self) -> int:
@@ -93,9 +93,9 @@ class Generated:
         steps = -(-rows // (16 * self.config.tiles)) * batches
         if self.config.path == "split":  # a step a block
             return max(1, steps)
-        if self.config.path == "wgmma":  # a step a cluster's four warps, as long as there are clusters
+        if self.config.path == "wgmma":  # a step a team's four warps, as long as there are clusters
             clusters = multiprocessors * max(1, blocks_per_multiprocessor) // self.cluster
-            return max(1, min(steps, clusters)) * self.cluster
+            return max(1, min(-(-steps // self.config.teams), clusters)) * self.cluster
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
@@ -162,6 +162,7 @@ def generate(network: Network, config: Config, *, packets: bool = False, carried
         "MIN_BLOCKS": _blocks(network, config),
         "SHARED_FROM": copied_from,
         "CLUSTER": config.cluster(network),
+        "TEAMS": config.teams,
         "PACKETS": int(packets),
         "CARRIED": carried,
         "OVERLAP": int(config.overlap),
