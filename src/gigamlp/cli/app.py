@@ -19,6 +19,7 @@ from gigamlp.cli.frontier import frontier
 from gigamlp.cli.info import info
 from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
+from gigamlp.cli.report import report
 from gigamlp.cli.reproduce import reproduce
 from gigamlp.cli.score import score
 from gigamlp.cli.train import train
@@ -109,6 +110,14 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp score m.safetensors 'day=*/*.parquet' --out day.parquet --id-columns id --resume",
             "gigamlp score m.safetensors rows.csv --out a.parquet --columns 'pixel*' --output class,margin",
             "gigamlp score m.safetensors - --out a.npy --on-error skip --json < rows.raw",
+        ),
+    ),
+    "report": (
+        report,
+        (
+            "gigamlp report results/reproduce.json",
+            "gigamlp report before.json after.json --out compared.html",
+            "gigamlp report bench.json plan.json --out model.html",
         ),
     ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),

@@ -91,7 +91,7 @@ def frontier(
     from gigamlp.frontier import pick
     from gigamlp.mlp import load
     from gigamlp.models import names as shipped
-    from gigamlp.report.figures import require_matplotlib
+    from gigamlp.report.drawing import require_matplotlib
 
     if plot is not None:
         require_matplotlib()
