@@ -41,7 +41,7 @@ def pins() -> dict[str, Version]:
 
 def test_the_extras_are_those_of_the_design() -> None:
     designed = {"torch", "cuda12", "cuda13", "sklearn", "onnx", "openvino", "score", "report", "serve", "ray", "all"}
-    assert set(EXTRAS) == designed | {"test", "lint"}
+    assert set(EXTRAS) == designed | {"test", "lint", "docs"}
     assert EXTRAS["torch"][0] == "torch>=2.9"
     (everything,) = EXTRAS["all"]
     assert Requirement(everything).extras == designed - {"all", "cuda12"}  # one CUDA line
@@ -49,7 +49,7 @@ def test_the_extras_are_those_of_the_design() -> None:
 
 def test_every_requirement_of_set_up_has_a_pin_that_fits() -> None:
     wanted = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
-    for extra in ("torch", "report", "test", "lint"):
+    for extra in ("torch", "report", "test", "lint", "docs"):
         wanted += EXTRAS[extra]
     for text in wanted:
         requirement = Requirement(text)
