@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 
 from gigamlp import __version__
 from gigamlp.cli.bench import bench
+from gigamlp.cli.completion import completion
 from gigamlp.cli.context import Common, Context, UsageError, console
 from gigamlp.cli.convert import convert
 from gigamlp.cli.doctor import doctor
@@ -122,6 +123,14 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),
     "doctor": (doctor, ("gigamlp doctor", "gigamlp doctor --roofs --json")),
+    "completion": (
+        completion,
+        (
+            'eval "$(gigamlp completion bash)"                    # in ~/.bashrc',
+            "gigamlp completion zsh > ~/.zfunc/_gigamlp",
+            "gigamlp completion fish > ~/.config/fish/completions/gigamlp.fish",
+        ),
+    ),
 }
 
 
