@@ -144,6 +144,7 @@ FLOORS = {
     "report": 6,
     "reproduce": 6,
     "score": 6,
+    "serve": 6,
     "reproduce_settings": 6,
     "reproduce_training": 6,
     "cli": 7,

@@ -21,6 +21,7 @@ from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
 from gigamlp.cli.reproduce import reproduce
 from gigamlp.cli.score import score
+from gigamlp.cli.serve import serve
 from gigamlp.cli.train import train
 from gigamlp.errors import GigaMLPError
 from gigamlp.report.layout import clean
@@ -33,6 +34,12 @@ _EXTRAS = {  # module -> the extra that brings it
     "matplotlib": "report",
     "onnx": "onnx",
     "pyarrow": "score",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "uvloop": "serve",
+    "httptools": "serve",
+    "prometheus_client": "serve",
+    "orjson": "serve",
 }
 
 # command -> (function, its examples)
@@ -109,6 +116,15 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp score m.safetensors 'day=*/*.parquet' --out day.parquet --id-columns id --resume",
             "gigamlp score m.safetensors rows.csv --out a.parquet --columns 'pixel*' --output class,margin",
             "gigamlp score m.safetensors - --out a.npy --on-error skip --json < rows.raw",
+        ),
+    ),
+    "serve": (
+        serve,
+        (
+            "gigamlp serve mnist-40",
+            "gigamlp serve models/ --port 9000 --workers 2",
+            "gigamlp serve digits=a.safetensors b.safetensors --host 0.0.0.0 --token-file token.txt",
+            "gigamlp serve m.safetensors --device cuda --plan plan.json --max-delay-us 100",
         ),
     ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),

@@ -1,0 +1,177 @@
+"""Bytes in and out of ASGI: bodies read under limits, responses sent, callers that hang up noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, TypeVar
+
+from gigamlp.serve.errors import Gone, Refused
+from gigamlp.serve.protocol import error_body
+
+__all__ = [
+    "JSON",
+    "OCTETS",
+    "Bodies",
+    "Receive",
+    "Scope",
+    "Send",
+    "header",
+    "respond",
+    "respond_refused",
+    "unless_gone",
+]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Pairs = Iterable[tuple[bytes, bytes]]
+T = TypeVar("T")
+
+JSON = b"application/json"
+OCTETS = b"application/octet-stream"
+_PATIENCE_S = 0.01  # a wait shorter than this is not watched: a watcher costs more than most waits
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """Return the value of a header; `name` in lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def whole_number(value: bytes | None, what: str) -> int | None:
+    """Return a header's value as a whole number >= 0; None if there is none."""
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise Refused(400, f"{what} must be a whole number, got {value[:40].decode('latin-1')!r}", close=True)
+    return int(value)
+
+
+class Bodies:
+    """Reads bodies, and knows how many bytes of bodies the process holds.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes of one body, at most.
+    total : int
+        Bytes of all bodies that are held at the same time, at most.
+    timeout_s : float
+        Seconds that one body may take.
+    """
+
+    def __init__(self, limit: int, total: int, timeout_s: float) -> None:
+        self.limit, self._total, self._timeout = limit, total, timeout_s
+        self.held = 0
+
+    def admit(self, scope: Scope) -> int | None:
+        """Refuse a body by the length that its head gives, before any of it is read; return that length."""
+        length = whole_number(header(scope, b"content-length"), "Content-Length")
+        if length is not None and length > self.limit:
+            raise self._too_long()
+        return length
+
+    def _too_long(self) -> Refused:
+        return Refused(413, f"the body is longer than {self.limit:,} bytes, the most this server takes", close=True)
+
+    async def read(self, receive: Receive) -> bytes:
+        """Return the body; its bytes count as held until `release`.
+
+        Raises
+        ------
+        Refused
+            413 if it is too long, 503 if all bodies together are, 408 if it does not arrive.
+        Gone
+        """
+        message = await receive() if self._timeout <= 0 else await self._first(receive)
+        if message["type"] == "http.disconnect":
+            raise Gone
+        body: bytes = message.get("body", b"")
+        self._hold(len(body), 0)
+        if not message.get("more_body", False):
+            return body
+        try:
+            async with asyncio.timeout(self._timeout or None):
+                return await self._rest(receive, body)
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self._timeout:g} s", close=True) from None
+
+    async def _first(self, receive: Receive) -> MutableMapping[str, Any]:
+        # a coroutine that does not wait costs nothing, a timeout does: most bodies are there with their head
+        return await receive()
+
+    async def _rest(self, receive: Receive, first: bytes) -> bytes:
+        parts, size = [first], len(first)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Gone
+                part = message.get("body", b"")
+                self._hold(len(part), size)
+                size += len(part)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        except BaseException:
+            self.release(size)
+            raise
+
+    def _hold(self, more: int, before: int) -> None:
+        if before + more > self.limit:
+            raise self._too_long()
+        if self.held + more > self._total:
+            raise Refused(503, "this server holds as many requests as it can; try again", retry_after=1, close=True)
+        self.held += more
+
+    def release(self, size: int) -> None:
+        """Say that `size` bytes of bodies are held no more."""
+        self.held -= size
+
+
+async def respond(send: Send, status: int, body: bytes, content: bytes = JSON, headers: Pairs = ()) -> None:
+    """Send a whole response."""
+    pairs = [(b"content-type", content), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_refused(send: Send, refused: Refused) -> None:
+    """Send the answer that a refused request gets."""
+    headers = []
+    if refused.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % refused.retry_after))
+    if refused.close:  # its body was not read: what follows on the connection would be taken for a request
+        headers.append((b"connection", b"close"))
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await respond(send, refused.status, error_body(refused.message), JSON, headers)
+
+
+async def unless_gone(answer: asyncio.Future[T], receive: Receive) -> T:
+    """Wait for an answer; cancel it if the caller hangs up meanwhile.
+
+    Raises
+    ------
+    Gone
+    """
+    await asyncio.wait((answer,), timeout=_PATIENCE_S)
+    if answer.done():
+        return answer.result()
+    hung_up: asyncio.Task[None] = asyncio.create_task(_hung_up(receive))
+    try:
+        await asyncio.wait((answer, hung_up), return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        raise Gone
+    finally:
+        hung_up.cancel()
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
