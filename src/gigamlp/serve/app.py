@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,12 +20,14 @@ from starlette.routing import BaseRoute, Route
 
 from gigamlp import __version__
 from gigamlp.serve.batcher import Batcher
-from gigamlp.serve.errors import Gone, Refused
+from gigamlp.serve.errors import Refused
 from gigamlp.serve.http import JSON, Bodies, Receive, Scope, Send, header, respond_refused
 from gigamlp.serve.infer import Infer
+from gigamlp.serve.metrics import Metrics
 from gigamlp.serve.protocol import EXTENSIONS, dumps, error_body
 from gigamlp.serve.repository import Repository
 from gigamlp.serve.settings import Settings
+from gigamlp.serve.watch import Watch
 
 __all__ = ["ServeApp", "create_app"]
 
@@ -44,11 +47,11 @@ class ServeApp(Starlette):
         Whether the server is about to end: it still answers, but tells every caller to close its connection.
     """
 
-    def __init__(self, settings: Settings, models: Repository) -> None:
-        self.settings, self.models, self.draining = settings, models, False
-        self.batcher = Batcher(settings.max_queue_rows, settings.max_delay_us)
-        self.bodies = Bodies(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s)
-        self.infer = Infer(settings, models, self.batcher, self.bodies)
+    def __init__(self, settings: Settings, models: Repository, metrics: Metrics) -> None:
+        self.settings, self.models, self.metrics, self.draining = settings, models, metrics, False
+        self.batcher = Batcher(settings.max_queue_rows, settings.max_delay_us, watcher=metrics)
+        self.bodies = Bodies(settings.max_body_bytes, settings.max_bodies_bytes)
+        self.infer = Infer(settings, models, self.batcher, self.bodies, metrics)
         self._bearer = None if settings.token is None else b"Bearer " + settings.token.encode()
         middleware = []
         if settings.cors:
@@ -82,12 +85,11 @@ class ServeApp(Starlette):
 
     async def answer(self, name: str, version: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request for answers."""
-        try:
-            await self.infer(name, version, scope, receive, send)
-        except Refused as refused:
-            await respond_refused(send, refused)
-        except Gone:
-            pass
+        await self.infer(name, version, scope, receive, send)
+
+    def note_levels(self) -> None:
+        """Let the metrics know what waits at present."""
+        self.metrics.levels(queue_rows=self.batcher.queued_rows, body_bytes=self.bodies.held)
 
     def _allowed(self, scope: Scope, path: str) -> bool:
         if path in _OPEN or not (path.startswith("/v2") or path == "/metrics"):
@@ -96,7 +98,7 @@ class ServeApp(Starlette):
         return hmac.compare_digest(header(scope, b"authorization") or b"", self._bearer)
 
 
-def create_app(settings: Settings, models: Repository | None = None) -> ServeApp:
+def create_app(settings: Settings, models: Repository | None = None, metrics: Metrics | None = None) -> ServeApp:
     """Return the ASGI application for `settings`.
 
     The models are loaded when the application starts (ASGI's lifespan), unless `models` holds them.
@@ -105,13 +107,14 @@ def create_app(settings: Settings, models: Repository | None = None) -> ServeApp
     ----------
     settings : Settings
     models : Repository, optional
+    metrics : Metrics, optional
 
     Examples
     --------
     >>> from gigamlp.serve.settings import Settings
     >>> app = create_app(Settings(models=("mnist-40",)))
     """
-    return ServeApp(settings, Repository(settings) if models is None else models)
+    return ServeApp(settings, models or Repository(settings), metrics or Metrics())
 
 
 @asynccontextmanager
@@ -119,9 +122,15 @@ async def _life(app: Any) -> AsyncIterator[None]:
     app.batcher.start()
     if not app.models.loaded:
         await app.batcher.errand(app.models.load)
+    for served in app.models:
+        app.metrics.serving(served)
+    watch = Watch(app.models, app.batcher, app.metrics)
+    watching = asyncio.create_task(watch.run()) if app.settings.reload_s > 0 else None
     try:
         yield
     finally:
+        if watching is not None:
+            watching.cancel()
         await app.batcher.close()
         app.models.close()
 
@@ -150,6 +159,7 @@ def _routes(app: ServeApp) -> list[BaseRoute]:
         Route("/v2/health/live", _live),
         Route("/v2/health/ready", _ready),
         Route("/v2/repository/index", _index, methods=["POST"]),
+        Route("/metrics", _metrics),
     ]
     for path in (model, version):
         routes += [
@@ -194,12 +204,17 @@ async def _index(request: Request) -> Response:
     async for part in request.stream():
         body += part
         if len(body) > _SMALL:
-            raise Refused(413, f"the body is longer than {_SMALL:,} bytes", close=True)
+            raise Refused(413, f"the body is longer than {_SMALL:,} bytes")
     return _json([
         {"name": name, "version": version, "state": "READY", "reason": ""}
         for name in app.models.names
         for version in app.models.versions(name)
     ])  # fmt: skip
+
+
+async def _metrics(request: Request) -> Response:
+    request.app.note_levels()
+    return Response(await asyncio.to_thread(request.app.metrics.text), media_type="text/plain; version=0.0.4")
 
 
 async def _model(request: Request) -> Response:
@@ -230,8 +245,7 @@ def _allow(error: HTTPException) -> str:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    headers = {"connection": "close"} if error.close else None
-    return Response(error_body(error.message), error.status, headers, JSON.decode())
+    return Response(error_body(error.message), error.status, media_type=JSON.decode())
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ How long a request waits for company
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -144,7 +145,7 @@ class Batcher:
         n = len(rows)
         with self._change:
             if self._queued + n > self._most:
-                raise Refused(503, f"{self._queued:,} rows are waiting already; try again", self._retry_after())
+                raise Refused(503, f"{self._queued:,} rows are waiting already; try again", **self._why())
             assert self._loop is not None
             job = _Job(model, kind, rows, self._loop.create_future(), self._now())
             line = self._lines.get((model, kind))
@@ -188,9 +189,10 @@ class Batcher:
                 line.rows -= len(job.rows)
                 self._queued -= len(job.rows)
 
-    def _retry_after(self) -> int:
+    def _why(self) -> dict[str, Any]:
+        """Say why there is no room, and in how many seconds there will be."""
         wait = sum(line.cost.of(line.rows) for line in self._lines.values() if line.jobs)
-        return max(1, round(wait + 0.5))
+        return {"retry_after": max(1, math.ceil(wait)), "dropped": "queue_full"}
 
     # ---- in the engine's thread -------------------------------------------------------------------------------------
 

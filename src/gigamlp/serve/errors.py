@@ -16,13 +16,15 @@ class Refused(Exception):
         What was wrong and what to do; the ``error`` of the answer.
     retry_after : int, optional
         Seconds after which it is worth trying again.
-    close : bool
-        Whether the connection is of no further use, as its body was not read to the end.
+    dropped : str, optional
+        Why, in a word, if the request was not at fault; metrics count it.
     """
 
-    def __init__(self, status: int, message: str, retry_after: int | None = None, close: bool = False) -> None:
+    def __init__(
+        self, status: int, message: str, *, retry_after: int | None = None, dropped: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.message, self.retry_after, self.close = status, message, retry_after, close
+        self.status, self.message, self.retry_after, self.dropped = status, message, retry_after, dropped
 
 
 class Gone(Exception):

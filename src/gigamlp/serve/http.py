@@ -46,7 +46,7 @@ def whole_number(value: bytes | None, what: str) -> int | None:
     if value is None:
         return None
     if not value.isdigit() or len(value) > 18:
-        raise Refused(400, f"{what} must be a whole number, got {value[:40].decode('latin-1')!r}", close=True)
+        raise Refused(400, f"{what} must be a whole number, got {value[:40].decode('latin-1')!r}")
     return int(value)
 
 
@@ -59,12 +59,10 @@ class Bodies:
         Bytes of one body, at most.
     total : int
         Bytes of all bodies that are held at the same time, at most.
-    timeout_s : float
-        Seconds that one body may take.
     """
 
-    def __init__(self, limit: int, total: int, timeout_s: float) -> None:
-        self.limit, self._total, self._timeout = limit, total, timeout_s
+    def __init__(self, limit: int, total: int) -> None:
+        self.limit, self._total = limit, total
         self.held = 0
 
     def admit(self, scope: Scope) -> int | None:
@@ -75,7 +73,7 @@ class Bodies:
         return length
 
     def _too_long(self) -> Refused:
-        return Refused(413, f"the body is longer than {self.limit:,} bytes, the most this server takes", close=True)
+        return Refused(413, f"the body is longer than {self.limit:,} bytes, the most this server takes")
 
     async def read(self, receive: Receive) -> bytes:
         """Return the body; its bytes count as held until `release`.
@@ -83,25 +81,15 @@ class Bodies:
         Raises
         ------
         Refused
-            413 if it is too long, 503 if all bodies together are, 408 if it does not arrive.
+            413 if it is too long, 503 if all bodies together are.
         Gone
         """
-        message = await receive() if self._timeout <= 0 else await self._first(receive)
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise Gone
         body: bytes = message.get("body", b"")
         self._hold(len(body), 0)
-        if not message.get("more_body", False):
-            return body
-        try:
-            async with asyncio.timeout(self._timeout or None):
-                return await self._rest(receive, body)
-        except TimeoutError:
-            raise Refused(408, f"the body did not arrive within {self._timeout:g} s", close=True) from None
-
-    async def _first(self, receive: Receive) -> MutableMapping[str, Any]:
-        # a coroutine that does not wait costs nothing, a timeout does: most bodies are there with their head
-        return await receive()
+        return await self._rest(receive, body) if message.get("more_body", False) else body
 
     async def _rest(self, receive: Receive, first: bytes) -> bytes:
         parts, size = [first], len(first)
@@ -124,7 +112,8 @@ class Bodies:
         if before + more > self.limit:
             raise self._too_long()
         if self.held + more > self._total:
-            raise Refused(503, "this server holds as many requests as it can; try again", retry_after=1, close=True)
+            message = "this server holds as many bytes of requests as it can; try again"
+            raise Refused(503, message, retry_after=1, dropped="bodies_full")
         self.held += more
 
     def release(self, size: int) -> None:
@@ -144,8 +133,6 @@ async def respond_refused(send: Send, refused: Refused) -> None:
     headers = []
     if refused.retry_after is not None:
         headers.append((b"retry-after", b"%d" % refused.retry_after))
-    if refused.close:  # its body was not read: what follows on the connection would be taken for a request
-        headers.append((b"connection", b"close"))
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await respond(send, refused.status, error_body(refused.message), JSON, headers)

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.errors import InvalidInput
+from gigamlp.measure.clock import HostClock
 from gigamlp.serve import protocol
 from gigamlp.serve.batcher import Batcher
-from gigamlp.serve.errors import Refused
+from gigamlp.serve.errors import Gone, Refused
 from gigamlp.serve.http import (
     JSON,
     OCTETS,
@@ -21,14 +22,19 @@ from gigamlp.serve.http import (
     Send,
     header,
     respond,
+    respond_refused,
     unless_gone,
     whole_number,
 )
+from gigamlp.serve.logs import event
+from gigamlp.serve.metrics import Metrics
 from gigamlp.serve.repository import Repository
 from gigamlp.serve.served import Served
 from gigamlp.serve.settings import Settings
 
 __all__ = ["Infer"]
+
+now = HostClock.now
 
 Array = NDArray[Any]
 
@@ -42,20 +48,44 @@ class Infer:
     models : Repository
     batcher : Batcher
     bodies : Bodies
+    metrics : Metrics
     """
 
-    def __init__(self, settings: Settings, models: Repository, batcher: Batcher, bodies: Bodies) -> None:
+    def __init__(
+        self, settings: Settings, models: Repository, batcher: Batcher, bodies: Bodies, metrics: Metrics
+    ) -> None:
+        self._metrics = metrics
         self._models, self._batcher, self._bodies = models, batcher, bodies
         self._max_rows, self._max_json = settings.max_rows, settings.max_json_bytes
 
-    async def __call__(self, name: str, version: str, scope: Scope, receive: Receive, send: Send) -> int:
-        """Read the request, answer it, and return how many rows it had.
+    async def __call__(self, name: str, version: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for a version of a model, the newest if none is named. It is counted, whatever happens."""
+        begin, status, rows = now(), 200, 0
+        model: Served | None = None
+        try:
+            model = self._models.get(name, version)
+            model.enter()
+            try:
+                rows = await self._answer(model, scope, receive, send)
+            finally:
+                model.leave()
+        except Refused as refused:
+            status = refused.status
+            if refused.dropped is not None:
+                self._metrics.dropped(refused.dropped)
+            await respond_refused(send, refused)
+        except Gone:
+            status = 499
+            self._metrics.dropped("gone")
+        except Exception as error:  # noqa: BLE001  (it is logged, and the caller is told)
+            status = 500
+            event("request failed", level="error", error=error, model=name, version=version)
+            await respond_refused(send, Refused(500, "the engine failed to answer this; the server's log says why"))
+        name, version = ("", "") if model is None else (model.name, model.version)
+        self._metrics.answered(name, version, status, rows, now() - begin)
 
-        Raises
-        ------
-        Refused, Gone
-        """
-        model = self._models.get(name, version)
+    async def _answer(self, model: Served, scope: Scope, receive: Receive, send: Send) -> int:
+        """Read the request, answer it, and return how many rows it had."""
         length = self._bodies.admit(scope)
         head = whole_number(header(scope, b"inference-header-content-length"), "Inference-Header-Content-Length")
         content = (header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
@@ -63,40 +93,35 @@ class Infer:
         if length is not None:
             self._check_size(length, head, raw, model)
         if header(scope, b"content-encoding") not in (None, b"identity"):
-            raise Refused(415, "this server takes no compressed bodies; send it without Content-Encoding", close=True)
+            raise Refused(415, "this server takes no compressed bodies; send it without Content-Encoding")
         body = await self._bodies.read(receive)
         try:
             self._check_size(len(body), head, raw, model)
             if raw:
                 rows = protocol.parse_raw(body, model, self._max_rows)
                 out, headers = await self._raw(model, rows, receive)
-                await respond(send, 200, out, OCTETS, headers)
-                return len(rows)
-            query = protocol.parse(body, head, model, self._max_rows)
-            answers = await self._answers(model, query.kind, query.rows, receive)
-            out, size = protocol.encode(model, query, answers)
+                content = OCTETS
+            else:
+                query = protocol.parse(body, head, model, self._max_rows)
+                rows = query.rows
+                answers = await self._answers(model, query.kind, rows, receive)
+                out, size = protocol.encode(model, query, answers)
+                headers = () if size is None else ((b"inference-header-content-length", b"%d" % size),)
+                content = JSON if size is None else OCTETS
         finally:
             self._bodies.release(len(body))
-        if size is None:
-            await respond(send, 200, out, JSON)
-        else:
-            await respond(send, 200, out, OCTETS, ((b"inference-header-content-length", b"%d" % size),))
-        return len(query.rows)
+        await respond(send, 200, out, content, headers)
+        return len(rows)
 
     def _check_size(self, length: int, head: int | None, raw: bool, model: Served) -> None:
         if raw:
             protocol.check_raw_size(length, model, self._max_rows)
             return
         if head is not None and head > length:
-            raise Refused(
-                400, f"Inference-Header-Content-Length is {head}, but the body has {length} bytes", close=True
-            )
+            raise Refused(400, f"Inference-Header-Content-Length is {head}, but the body has {length} bytes")
         if (length if head is None else head) > self._max_json:
-            raise Refused(
-                413,
-                f"more than {self._max_json:,} bytes of JSON; send rows as binary tensors or octet-stream",
-                close=True,
-            )
+            message = f"more than {self._max_json:,} bytes of JSON; send rows as binary tensors or octet-stream"
+            raise Refused(413, message)
 
     async def _raw(self, model: Served, rows: Array, receive: Receive) -> tuple[bytes, Pairs]:
         kind = "class" if model.classifies else "logits"

@@ -15,8 +15,9 @@ from gigamlp.serve.errors import Refused
 from gigamlp.serve.served import Served, choose, natural_input
 from gigamlp.serve.settings import Settings
 
-__all__ = ["Repository", "Source", "find", "load_source"]
+__all__ = ["Repository", "Source", "find", "load_source", "stamp"]
 
+Stamp = tuple[tuple[int, int, int] | None, ...]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MODEL_FILE = "model.safetensors"
 PLAN_FILE = "plan.json"
@@ -84,6 +85,18 @@ def _checked(name: str, where: str) -> str:
     return name
 
 
+def stamp(source: Source) -> Stamp:
+    """Return what changes when the files of `source` do: inode, time and size of each; None for a shipped model."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in (source.path, source.plan):
+        try:
+            status = None if path is None else Path(path).stat()
+        except OSError:
+            status = None
+        found.append(None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
 def load_source(source: Source, settings: Settings) -> Served:
     """Read, build and warm up a model version. Errors are those of `gigamlp.load` and `gigamlp.Session`."""
     mlp = load(source.path)
@@ -112,19 +125,30 @@ class Repository:
         self.settings = settings
         self._models: dict[str, dict[str, Served]] = {}
         self.loaded = False
+        self.stamps: dict[Source, Stamp] = {}
 
     def load(self) -> None:
         """Load all that the settings name. An error ends the server before it listens."""
         for source in find(self.settings):
+            self.stamps[source] = stamp(source)  # before it is read: what is written meanwhile is seen as a change
             self.put(load_source(source, self.settings))
         self.loaded = True
 
     def put(self, served: Served) -> Served | None:
         """Serve `served`, and return what it replaces."""
-        versions = self._models.setdefault(served.name, {})
+        versions = dict(self._models.get(served.name, {}))
         old = versions.get(served.version)
         versions[served.version] = served
         self._models[served.name] = dict(sorted(versions.items(), key=lambda item: int(item[0])))
+        return old
+
+    def remove(self, name: str, version: str) -> Served | None:
+        """Serve a version no more, and return it."""
+        versions = dict(self._models.get(name, {}))
+        old = versions.pop(version, None)
+        self._models[name] = versions
+        if not versions:
+            del self._models[name]
         return old
 
     @property

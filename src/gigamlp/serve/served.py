@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +115,7 @@ class Served:
     row_bytes : int
         Bytes of one row.
     users : int
-        Requests that hold it; counted by `Repository`.
+        Requests that use it.
     """
 
     def __init__(self, name: str, version: str, mlp: MLP, session: Session, input_dtype: str) -> None:
@@ -127,7 +128,7 @@ class Served:
         self.classifies = mlp.head in ("softmax", "sigmoid")
         self.first = self.outputs[0].name
         self.users = 0
-        self.retired = False
+        self._free: Callable[[], None] | None = None
         self.raw_dtype = _raw_dtype(mlp)
         self.raw_datatype = DATATYPES[self.raw_dtype.name].encode()
         classes = mlp.classes if mlp.classes is not None and self.classifies else None
@@ -191,6 +192,23 @@ class Served:
             "inputs": [each.to_json() for each in self.inputs],
             "outputs": [each.to_json() for each in self.outputs],
         }
+
+    def enter(self) -> None:
+        """Count a request that uses this."""
+        self.users += 1
+
+    def leave(self) -> None:
+        """Count a request that used this."""
+        self.users -= 1
+        if self._free is not None and not self.users:
+            free, self._free = self._free, None
+            free()
+
+    def retire(self, free: Callable[[], None]) -> None:
+        """Call `free` as soon as no request uses this any more."""
+        self._free = free
+        self.users += 1
+        self.leave()
 
     def close(self) -> None:
         """Free what the engine holds."""
