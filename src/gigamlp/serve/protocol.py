@@ -221,7 +221,8 @@ def _from_json(tensor: dict[str, Any], n: int, model: Served) -> Array:
         )
     if model.dtype.kind in "ui":
         limits = np.iinfo(model.dtype)
-        if numbers.dtype.kind not in "ui" or numbers.min() < limits.min or numbers.max() > limits.max:
+        whole = numbers.dtype.kind in "ui" or (numbers.dtype.kind == "f" and bool((numbers == np.rint(numbers)).all()))
+        if not whole or numbers.min() < limits.min or numbers.max() > limits.max:
             raise Refused(400, f"input 'rows': {model.datatype} data is whole numbers in {limits.min}..{limits.max}")
     elif numbers.dtype.kind not in "uif":
         raise Refused(400, f"input 'rows': {model.datatype} data is numbers only")
