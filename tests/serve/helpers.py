@@ -154,7 +154,7 @@ class Process:
 def serving(*words: str) -> Iterator[Process]:
     """Run `gigamlp serve` on a free port."""
     command = [sys.executable, "-m", "gigamlp", "serve", *words, "--device", "cpu", "--port", "0"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     assert process.stdout is not None
     lines: list[str] = []

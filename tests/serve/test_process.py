@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -288,6 +289,14 @@ def test_it_says_what_serves(server: Process) -> None:
 
 def test_the_server_listens_to_this_machine_only(server: Process) -> None:
     assert f"serving at http://127.0.0.1:{server.port}" in server.lines
+
+
+def test_json_says_where_it_listens(model: Path) -> None:
+    with serving(str(model), "--json") as server:
+        text = "\n".join(server.lines)
+        first, _ = json.JSONDecoder().raw_decode(text[text.index("{\n") :])
+        assert first["address"] == f"http://127.0.0.1:{server.port}"
+        assert first["models"][0]["engines"] == ["cpu_fused"]
 
 
 def refused(*words: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,3 +110,21 @@ def _tell(address: str, models: Repository, context: Context) -> None:
             f"by {', '.join(served.engines)} on {served.session.device}"
         )
     context.show(f"serving at {address}")
+    context.emit(
+        {
+            "schema": "gigamlp-serve/1",
+            "address": address,
+            "models": [
+                {
+                    "name": served.name,
+                    "version": served.version,
+                    "engines": list(served.engines),
+                    "device": served.session.device,
+                    "inputs": [each.to_json() for each in served.inputs],
+                    "outputs": [each.to_json() for each in served.outputs],
+                }
+                for served in models
+            ],
+        }
+    )
+    sys.stdout.flush()  # what waits for the address reads a pipe
