@@ -189,6 +189,49 @@ def test_all_bodies_together_are_bounded() -> None:
     run(test, max_bodies_bytes=10_000, max_body_bytes=10_000)
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_of_many_parts_is_put_together(announced: bool) -> None:
+    rows = np.random.default_rng(3).integers(0, 255, (997, 3)).astype(np.uint8)
+    mlp = tiny()
+
+    async def test(app: Any) -> None:
+        data = rows.tobytes()
+        parts = [data[begin : begin + 100] for begin in range(0, len(data), 100)]
+        answer = await ask(app, "POST", "/v2/models/m/infer", parts, [OCTETS], length=announced)
+        assert answer is not None
+        np.testing.assert_array_equal(np.frombuffer(answer.body, np.uint8), mlp.predict(rows))
+        tensor = {"name": "rows", "datatype": "UINT8", "shape": [997, 3], "parameters": {"binary_data_size": len(data)}}
+        head = json.dumps({"inputs": [tensor], "outputs": [{"name": "class"}]}).encode()
+        pair = (b"inference-header-content-length", b"%d" % len(head))
+        answer = await ask(app, "POST", "/v2/models/m/infer", [head[:9], head[9:], *parts], [pair], length=announced)
+        assert answer is not None
+        assert answer.json["outputs"][0]["data"] == mlp.predict(rows).tolist()
+
+    run(test, served(mlp))
+
+
+def test_a_large_answer_is_binary_or_refused() -> None:
+    rows = np.random.default_rng(3).integers(0, 255, (9000, 3)).astype(np.uint8)
+    mlp = tiny()
+
+    async def test(app: Any) -> None:
+        tensor = {"name": "rows", "datatype": "UINT8", "shape": [9000, 3], "parameters": {"binary_data_size": 27000}}
+        for binary, status in ((False, 413), (True, 200)):
+            request = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
+            head = json.dumps(request).encode()
+            pair = (b"inference-header-content-length", b"%d" % len(head))
+            answer = await ask(app, "POST", "/v2/models/m/infer", head + rows.tobytes(), [pair])
+            assert answer is not None
+            assert answer.status == status
+        size = int(answer.headers[b"inference-header-content-length"])
+        classes = np.frombuffer(answer.body[size : size + 72000], "<i8")
+        np.testing.assert_array_equal(classes, mlp.predict(rows))
+        proba = np.frombuffer(answer.body[size + 72000 : size + 72000 + 144000], "<f4").reshape(-1, 4)
+        np.testing.assert_allclose(proba, mlp.predict_proba(rows), rtol=1e-5, atol=1e-6)
+
+    run(test, served(mlp), max_json_bytes=200_000)
+
+
 def test_the_token_guards_all_but_health() -> None:
     async def test(app: Any) -> None:
         for path, method in (("/v2", "GET"), ("/v2/models/m/infer", "POST"), ("/metrics", "GET"), ("/v2x", "GET")):

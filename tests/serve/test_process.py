@@ -11,6 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,9 @@ import pytest
 
 import gigamlp as gm
 from gigamlp.errors import InvalidInput
-from gigamlp.serve.repository import find
-from gigamlp.serve.run import listen
+from gigamlp.serve.app import create_app
+from gigamlp.serve.repository import Repository, find
+from gigamlp.serve.run import Server, listen
 from gigamlp.serve.settings import Settings
 from tests.serve.helpers import Process, serving, tiny
 
@@ -180,6 +184,54 @@ def test_pipelined_requests_are_all_answered(server: Process) -> None:
         while got.count(b"HTTP/1.1 200") < 20 or not got.endswith(b"\1"):
             got += sock.recv(65536)
         assert got.count(b"HTTP/1.1") == 20
+
+
+def test_requests_that_do_not_arrive_and_answers_that_are_not_read_end(model: Path) -> None:
+    gm.MLP([gm.Layer(np.zeros((40, 3)))], input_scale=1 / 255).save(model)  # 21 MB, more than the system buffers
+    models = Repository(Settings(models=(str(model),), device="cpu", body_timeout_s=1.0))
+    with in_thread(models) as port:
+        silent, half, slow = (socket.create_connection(("127.0.0.1", port)) for _ in range(3))
+        half.sendall(HEAD + b"Content-Length: 3\r\n\r\n1")
+        n = 65536
+        head = json.dumps({
+            "inputs": [
+                {"name": "rows", "datatype": "UINT8", "shape": [n, 3], "parameters": {"binary_data_size": 3 * n}}
+            ],
+            "parameters": {"binary_data_output": True},
+        }).encode()  # fmt: skip
+        lengths = b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % (len(head), len(head) + 3 * n)
+        slow.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n" + lengths + head + bytes(3 * n))
+        for sock in (silent, half):
+            sock.settimeout(10)
+            assert sock.recv(1000).startswith(b"HTTP/1.1 408")
+        deadline = time.monotonic() + 20
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        text = b""
+        while b'gigamlp_dropped_total{reason="late"} 3.0' not in text or b"gigamlp_connections 1.0" not in text:
+            assert time.monotonic() < deadline, text
+            time.sleep(0.2)
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read()
+        assert b"gigamlp_body_bytes 0.0" in text
+        connection.close()
+        slow.close()
+
+
+@contextmanager
+def in_thread(models: Repository) -> Iterator[int]:
+    """Serve in a thread, for settings that the command line does not have."""
+    sock = listen("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    models.load()
+    server = Server(create_app(models.settings, models))
+    thread = threading.Thread(target=server.run, args=([sock],))
+    thread.start()
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_a_refused_body_leaves_the_connection_usable(server: Process) -> None:

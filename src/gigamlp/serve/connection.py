@@ -20,6 +20,8 @@ class Connection(HttpToolsProtocol):
 
     Attributes
     ----------
+    stuck_since : float or None
+        The loop's time since when more of an answer waits to be read than may; None if it does not.
     waiting_since : float or None
         The loop's time since when a request arrives, or the first one is awaited; None if none is on its way.
     """
@@ -28,6 +30,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **own)
         self.waiting_since: float | None = None
         self._head_bytes, self._in_head = 0, True
+        self.stuck_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin."""
@@ -57,6 +60,16 @@ class Connection(HttpToolsProtocol):
             if self._head_bytes > _MAX_HEAD and not self.transport.is_closing():
                 self._refuse(431, f"the head of the request is longer than {_MAX_HEAD:,} bytes")
 
+    def pause_writing(self) -> None:
+        """Note that the caller does not read as fast as it is answered."""
+        self.stuck_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """Note that the caller reads."""
+        self.stuck_since = None
+        super().resume_writing()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the protocol's form."""
         self._refuse(400, "this is not an HTTP/1.1 request")
@@ -76,8 +89,11 @@ class Connection(HttpToolsProtocol):
 
 
 def close_stale(connections: Iterable[Any], now: float, timeout_s: float) -> int:
-    """Close the connections whose request has not arrived within `timeout_s` seconds; return how many those are."""
+    """Close connections whose request does not arrive or whose answer is not read in time; return how many."""
+    stuck = [c for c in connections if c.stuck_since is not None and now - c.stuck_since > timeout_s]
+    for each in stuck:
+        each.transport.abort()  # closing would wait until it is read
     stale = [c for c in connections if c.waiting_since is not None and now - c.waiting_since > timeout_s]
     for each in stale:
         each.give_up(timeout_s)
-    return len(stale)
+    return len(stale) + len(stuck)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from gigamlp.serve.errors import Gone, Refused
 from gigamlp.serve.protocol import error_body
 
@@ -13,6 +15,7 @@ __all__ = [
     "JSON",
     "OCTETS",
     "Bodies",
+    "Body",
     "Receive",
     "Scope",
     "Send",
@@ -26,10 +29,12 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Pairs = Iterable[tuple[bytes, bytes]]
+Body = bytes | memoryview
 T = TypeVar("T")
 
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
+_LONG = 1 << 16  # bytes
 _PATIENCE_S = 0.01  # a wait shorter than this is not watched: a watcher costs more than most waits
 
 
@@ -75,8 +80,11 @@ class Bodies:
     def _too_long(self) -> Refused:
         return Refused(413, f"the body is longer than {self.limit:,} bytes, the most this server takes")
 
-    async def read(self, receive: Receive) -> bytes:
+    async def read(self, receive: Receive, length: int | None = None) -> Body:
         """Return the body; its bytes count as held until `release`.
+
+        `length` is what `admit` gave: a body of several parts is then put together as it comes, not at its end, where
+        tens of megabytes would stop the loop for as many milliseconds.
 
         Raises
         ------
@@ -89,21 +97,29 @@ class Bodies:
             raise Gone
         body: bytes = message.get("body", b"")
         self._hold(len(body), 0)
-        return await self._rest(receive, body) if message.get("more_body", False) else body
+        return await self._rest(receive, body, length) if message.get("more_body", False) else body
 
-    async def _rest(self, receive: Receive, first: bytes) -> bytes:
+    async def _rest(self, receive: Receive, first: bytes, length: int | None) -> Body:
         parts, size = [first], len(first)
+        whole = None if length is None else np.empty(length, np.uint8).data  # no page of it is touched before
         try:
+            if whole is not None:
+                whole[:size] = first
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
                 part = message.get("body", b"")
                 self._hold(len(part), size)
-                size += len(part)
-                parts.append(part)
+                begin, size = size, size + len(part)
+                if whole is None:
+                    parts.append(part)
+                elif size <= len(whole):
+                    whole[begin:size] = part
                 if not message.get("more_body", False):
-                    return b"".join(parts)
+                    if whole is not None and size != len(whole):
+                        raise Refused(400, f"Content-Length is {len(whole)}, but the body has {size} bytes")
+                    return b"".join(parts) if whole is None else whole
         except BaseException:
             self.release(size)
             raise
@@ -116,15 +132,22 @@ class Bodies:
             raise Refused(503, message, retry_after=1, dropped="bodies_full")
         self.held += more
 
+    def keep(self, size: int) -> None:
+        """Count an answer of `size` bytes as held, until `release`: who does not read his holds it too."""
+        self.held += size
+
     def release(self, size: int) -> None:
         """Say that `size` bytes of bodies are held no more."""
         self.held -= size
 
 
 async def respond(send: Send, status: int, body: bytes, content: bytes = JSON, headers: Pairs = ()) -> None:
-    """Send a whole response."""
+    """Send a whole response; a long one is done when the caller has taken most of it."""
     pairs = [(b"content-type", content), (b"content-length", b"%d" % len(body)), *headers]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
+    if len(body) > _LONG:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""  # uvicorn takes the next part when the caller has read enough of this one
     await send({"type": "http.response.body", "body": body})
 
 

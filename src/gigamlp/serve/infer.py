@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ from gigamlp.serve.settings import Settings
 __all__ = ["Infer"]
 
 now = HostClock.now
+_MANY = 1 << 16  # numbers whose arithmetic takes some 100 us
+_JSON_BYTES = 8  # of a number, about
 
 Array = NDArray[Any]
 
@@ -94,7 +97,7 @@ class Infer:
             self._check_size(length, head, raw, model)
         if header(scope, b"content-encoding") not in (None, b"identity"):
             raise Refused(415, "this server takes no compressed bodies; send it without Content-Encoding")
-        body = await self._bodies.read(receive)
+        body = await self._bodies.read(receive, length)
         try:
             self._check_size(len(body), head, raw, model)
             if raw:
@@ -103,14 +106,22 @@ class Infer:
                 content = OCTETS
             else:
                 query = protocol.parse(body, head, model, self._max_rows)
+                self._check_answer(model, query)
                 rows = query.rows
                 answers = await self._answers(model, query.kind, rows, receive)
-                out, size = protocol.encode(model, query, answers)
+                if protocol.numbers(model, query) > _MANY:  # milliseconds of arithmetic: not on the loop
+                    out, size = await asyncio.to_thread(protocol.encode, model, query, answers)
+                else:
+                    out, size = protocol.encode(model, query, answers)
                 headers = () if size is None else ((b"inference-header-content-length", b"%d" % size),)
                 content = JSON if size is None else OCTETS
         finally:
             self._bodies.release(len(body))
-        await respond(send, 200, out, content, headers)
+        self._bodies.keep(len(out))
+        try:
+            await respond(send, 200, out, content, headers)
+        finally:
+            self._bodies.release(len(out))
         return len(rows)
 
     def _check_size(self, length: int, head: int | None, raw: bool, model: Served) -> None:
@@ -123,6 +134,16 @@ class Infer:
             message = f"more than {self._max_json:,} bytes of JSON; send rows as binary tensors or octet-stream"
             raise Refused(413, message)
 
+    def _check_answer(self, model: Served, query: protocol.Query) -> None:
+        """Refuse what would be answered with so much JSON that to write it stops everything else."""
+        numbers, most = protocol.numbers(model, query, json_only=True), self._max_json // _JSON_BYTES
+        if numbers > most:
+            raise Refused(
+                413,
+                f"the answer would be {numbers:,} numbers of JSON, and {most:,} are the most: ask for binary outputs "
+                "(binary_data), or for class alone, or send the rows in parts",
+            )
+
     async def _raw(self, model: Served, rows: Array, receive: Receive) -> tuple[bytes, Pairs]:
         kind = "class" if model.classifies else "logits"
         answers = await self._answers(model, kind, rows, receive)
@@ -132,7 +153,10 @@ class Infer:
 
     async def _answers(self, model: Served, kind: str, rows: Array, receive: Receive) -> Array:
         try:
-            model.check(rows)
+            if rows.dtype.kind == "f" and rows.size > _MANY:
+                await asyncio.to_thread(model.check, rows)
+            else:
+                model.check(rows)
         except InvalidInput as error:
             raise Refused(400, str(error)) from None
         if not len(rows):

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from gigamlp.serve.errors import Refused
 from gigamlp.serve.served import Served
 
-__all__ = ["EXTENSIONS", "Asked", "Query", "check_raw_size", "dumps", "encode", "error_body", "parse", "parse_raw"]
+__all__ = [
+    "EXTENSIONS",
+    "Asked",
+    "Query",
+    "check_raw_size",
+    "dumps",
+    "encode",
+    "error_body",
+    "numbers",
+    "parse",
+    "parse_raw",
+]
 
 Array = NDArray[Any]
 EXTENSIONS = ("binary_tensor_data", "model_repository")
@@ -86,12 +97,12 @@ def _check_rows(rows: int, max_rows: int) -> None:
         raise Refused(413, f"{rows:,} rows in one request; this server takes {max_rows:,} at most: send them in parts")
 
 
-def parse(body: bytes, header_length: int | None, model: Served, max_rows: int) -> Query:
+def parse(body: bytes | memoryview, header_length: int | None, model: Served, max_rows: int) -> Query:
     """Read a request for answers.
 
     Parameters
     ----------
-    body : bytes
+    body : bytes or memoryview
     header_length : int or None
         Bytes of JSON at the beginning of the body, where binary tensors follow; None: all of it is JSON.
     model : Served
@@ -228,6 +239,12 @@ def _from_json(tensor: dict[str, Any], n: int, model: Served) -> Array:
         raise Refused(400, f"input 'rows': {model.datatype} data is numbers only")
     with np.errstate(over="ignore"):  # what does not fit becomes infinite, which is refused
         return numbers.astype(model.dtype, copy=False).reshape(n, model.features)
+
+
+def numbers(model: Served, query: Query, *, json_only: bool = False) -> int:
+    """Return how many numbers the answer to `query` holds, or how many of them as JSON."""
+    widths = {each.name: each.width or 1 for each in model.outputs}
+    return len(query.rows) * sum(widths[each.name] for each in query.outputs if not (json_only and each.binary))
 
 
 def encode(model: Served, query: Query, answers: Array) -> tuple[bytes, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 import sys
@@ -169,5 +170,7 @@ def run(server: Server, sock: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again when it is done, for whoever had a handler before
         signal.signal(number, lambda *_: None)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: no collection looks at it again
     server.run([sock])
     event("ended")

@@ -92,7 +92,7 @@ class Settings:
     max_rows: int = 65536
     max_queue_rows: int = 262_144
     max_body_bytes: int = 64 * MIB
-    max_json_bytes: int = 4 * MIB
+    max_json_bytes: int = MIB
     max_bodies_bytes: int = 512 * MIB
     body_timeout_s: float = 30.0
     grace_s: float = 30.0
