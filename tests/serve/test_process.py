@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     constant(1).save(path)
     with serving(str(path)) as found:
         yield found
+
+
+def test_damaged_requests_fail_nothing(server: Process) -> None:
+    whole = HEAD + b"Content-Length: 6\r\nInference-Header-Content-Length: 0\r\n\r\n123456"
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        sent = bytearray(whole)
+        for at in rng.integers(0, len(sent), rng.integers(1, 4)):
+            sent[at] = rng.integers(0, 256)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall(bytes(sent[: rng.integers(1, len(sent) + 1)]))
+            sock.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert b"HTTP/1.1 5" not in sock.recv(65536)
+    assert server.ask("GET", "/v2/health/ready")[0] == 200
+    assert all(line["level"] == "info" for line in server.log), server.log
 
 
 def test_pipelined_requests_are_all_answered(server: Process) -> None:

@@ -144,8 +144,7 @@ class Batcher:
         """
         n = len(rows)
         with self._change:
-            if self._queued + n > self._most:
-                raise Refused(503, f"{self._queued:,} rows are waiting already; try again", **self._why())
+            self.check_room(n)
             assert self._loop is not None
             job = _Job(model, kind, rows, self._loop.create_future(), self._now())
             line = self._lines.get((model, kind))
@@ -157,6 +156,13 @@ class Batcher:
             self._change.notify()
         job.answer.add_done_callback(lambda answer: self._leave(job) if answer.cancelled() else None)
         return job.answer
+
+    def check_room(self, rows: int) -> None:
+        """Refuse `rows` more rows with 503 if the queue has no room for them."""
+        if self._queued + rows > self._most:
+            wait = sum(line.cost.of(line.rows) for line in list(self._lines.values()) if line.jobs)
+            message = f"{self._queued:,} rows are waiting already; try again"
+            raise Refused(503, message, retry_after=max(1, math.ceil(wait)), dropped="queue_full")
 
     def errand(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """Let the thread that owns the device call `work` between two runs; return the future of what it gives."""
@@ -188,11 +194,6 @@ class Batcher:
                 line.jobs.remove(job)
                 line.rows -= len(job.rows)
                 self._queued -= len(job.rows)
-
-    def _why(self) -> dict[str, Any]:
-        """Say why there is no room, and in how many seconds there will be."""
-        wait = sum(line.cost.of(line.rows) for line in self._lines.values() if line.jobs)
-        return {"retry_after": max(1, math.ceil(wait)), "dropped": "queue_full"}
 
     # ---- in the engine's thread -------------------------------------------------------------------------------------
 

@@ -95,6 +95,8 @@ class Infer:
         raw = (content == OCTETS and head is None) or head == 0
         if length is not None:
             self._check_size(length, head, raw, model)
+            if raw:  # what has no room is refused before it is read, and read only to be dropped
+                self._batcher.check_room(length // model.row_bytes)
         if header(scope, b"content-encoding") not in (None, b"identity"):
             raise Refused(415, "this server takes no compressed bodies; send it without Content-Encoding")
         body = await self._bodies.read(receive, length)

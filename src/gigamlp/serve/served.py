@@ -148,7 +148,8 @@ class Served:
     def largest(self) -> int:
         """Return the largest batch that is planned for."""
         kind = "class" if self.classifies else "logits"
-        return self.session._ladder(self.input_dtype, kind).rungs[0].batch
+        near = self.session._host_ladder(self.input_dtype, kind)
+        return (near or self.session._ladder(self.input_dtype, kind)).rungs[0].batch
 
     def check(self, rows: Array) -> None:
         """Refuse rows [n, features] of the right dtype that hold NaN or infinities, with `InvalidInput`."""
