@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -347,6 +348,34 @@ def test_a_full_queue_answers_503_with_retry_after() -> None:
         assert sorted(each.status for each in answers) == [200, 200, 200, 503, 503, 503]
         assert all(b"retry-after" in each.headers for each in answers if each.status == 503)
         assert 'gigamlp_dropped_total{reason="queue_full"} 3.0' in app.metrics.text().decode()
+
+    run(test, max_queue_rows=8, max_rows=8)
+
+
+def test_what_has_no_room_is_refused_before_it_is_read() -> None:
+    async def test(app: Any) -> None:
+        model = app.models.get("m")
+        gate, own = threading.Event(), model.run
+
+        def slow(kind: str, rows: Any) -> Any:
+            assert gate.wait(20)
+            return own(kind, rows)
+
+        model.run = slow
+        tasks = []
+        for queued in (0, 8):
+            tasks.append(asyncio.create_task(ask(app, "POST", "/v2/models/m/infer", bytes(24), [OCTETS])))
+            while not (app.batcher.queued_rows == queued and app.batcher._busy):
+                await asyncio.sleep(0.01)
+        pair = (b"content-length", b"3")  # of a body that never comes
+        answer = await ask(app, "POST", "/v2/models/m/infer", [b""], [OCTETS, pair], length=False, unfinished=True)
+        assert answer is not None
+        assert answer.status == 503
+        gate.set()
+        for task in tasks:
+            done = await task
+            assert done is not None
+            assert done.status == 200
 
     run(test, max_queue_rows=8, max_rows=8)
 
