@@ -277,9 +277,18 @@ def test_cors_is_off_unless_an_origin_is_named() -> None:
         assert other is not None
         assert b"access-control-allow-origin" not in other.headers
 
+    async def with_token(app: Any) -> None:
+        asks = [origin, (b"access-control-request-method", b"POST")]
+        preflight = await ask(app, "OPTIONS", "/v2/models/m/infer", b"", asks)
+        assert preflight is not None
+        assert preflight.status == 200
+        answer = await ask(app, "POST", "/v2/models/m/infer", bytes(3), [OCTETS, origin])
+        assert answer is not None
+        assert answer.status == 401
+
     run(without)
     run(with_it, cors=("https://example.org",))
-    run(with_it, cors=("https://example.org",), token=None)
+    run(with_token, cors=("https://example.org",), token="secret")
 
 
 def test_a_failure_of_the_engine_is_a_500_in_json() -> None:
@@ -412,6 +421,10 @@ def test_draining_tells_callers_to_close_and_is_not_ready() -> None:
         assert answer.headers[b"connection"] == b"close"
 
     run(test)
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "secret" not in repr(Settings(models=("x",), token="secret"))
 
 
 @pytest.mark.parametrize(

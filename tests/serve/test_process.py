@@ -47,9 +47,9 @@ def constant(answer: int) -> gm.MLP:
 class Load(threading.Thread):
     """A client that asks without pause over a connection that it keeps, and remembers every answer and failure."""
 
-    def __init__(self, server: Process, rows: int = 1) -> None:
+    def __init__(self, server: Process) -> None:
         super().__init__(daemon=True)
-        self.server, self.body = server, bytes(3 * rows)
+        self.server = server
         self.answers: list[tuple[int, bytes]] = []
         self.lost: list[BaseException] = []
         self.refused = 0
@@ -64,7 +64,7 @@ class Load(threading.Thread):
                 self.refused += 1
                 return
             try:
-                connection.request("POST", "/v2/models/m/infer", self.body, OCTETS)
+                connection.request("POST", "/v2/models/m/infer", bytes(3), OCTETS)
                 answer = connection.getresponse()
                 self.answers.append((answer.status, answer.read()))
             except Exception as error:  # noqa: BLE001
@@ -72,8 +72,29 @@ class Load(threading.Thread):
                 connection.close()
 
 
-def load(server: Process, clients: int = 8, rows: int = 1) -> list[Load]:
-    threads = [Load(server, rows) for _ in range(clients)]
+class Fresh(Load):
+    """The same with a connection for every request."""
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            try:
+                sock = socket.create_connection(("127.0.0.1", self.server.port), timeout=20)
+            except OSError:
+                self.refused += 1
+                return
+            with sock:
+                try:
+                    sock.sendall(HEAD + b"Connection: close\r\nContent-Length: 3\r\n\r\n123")
+                    got = b""
+                    while part := sock.recv(65536):
+                        got += part
+                    self.answers.append((int(got.split()[1]), got[-1:]))
+                except Exception as error:  # noqa: BLE001
+                    self.lost.append(error)
+
+
+def load(server: Process, clients: int = 8, kind: type[Load] = Load) -> list[Load]:
+    threads = [kind(server) for _ in range(clients)]
     for thread in threads:
         thread.start()
     return threads
@@ -82,7 +103,7 @@ def load(server: Process, clients: int = 8, rows: int = 1) -> list[Load]:
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one", "workers"])
 def test_sigterm_under_load_loses_no_request(model: Path, words: tuple[str, ...]) -> None:
     with serving(str(model), *words) as server:
-        clients = load(server)
+        clients = [*load(server, 4), *load(server, 4, kind=Fresh)]
         time.sleep(0.7)
         assert server.stop() == 0
         for client in clients:

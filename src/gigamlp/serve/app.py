@@ -94,6 +94,8 @@ class ServeApp(Starlette):
     def _allowed(self, scope: Scope, path: str) -> bool:
         if path in _OPEN or not (path.startswith("/v2") or path == "/metrics"):
             return True
+        if scope["method"] == "OPTIONS" and self.settings.cors:  # a browser asks whether it may, without the token
+            return True
         assert self._bearer is not None
         return hmac.compare_digest(header(scope, b"authorization") or b"", self._bearer)
 

@@ -11,6 +11,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,8 @@ class Metrics:
         if self._folder is not None:
             for path in self._folder.glob("*.json"):
                 if path.name.partition(".")[0] != str(os.getpid()):
-                    numbers.add(json.loads(path.read_text(encoding="utf-8")))
+                    with suppress(FileNotFoundError):  # of a process that ended just now
+                        numbers.add(json.loads(path.read_text(encoding="utf-8")))
         registry = CollectorRegistry()
         registry.register(_Collector(numbers))
         return generate_latest(registry)

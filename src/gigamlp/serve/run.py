@@ -101,8 +101,14 @@ class Server(uvicorn.Server):
                 now = asyncio.get_running_loop().time()
                 for _ in range(close_stale(list(self.server_state.connections), now, timeout)):
                     self._app.metrics.dropped("late")
-            await asyncio.to_thread(self._app.metrics.share)
+            await self._share()
         return bool(await super().on_tick(counter))
+
+    async def _share(self) -> None:
+        try:
+            await asyncio.to_thread(self._app.metrics.share)
+        except OSError as error:  # a full disk is no reason to stop serving
+            event("metrics not shared", level="warning", reason=str(error))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End: say not ready and `Connection: close` to all who ask for a while, then refuse, finish, and stop."""

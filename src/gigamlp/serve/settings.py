@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gigamlp.errors import InvalidInput
 
@@ -98,7 +98,7 @@ class Settings:
     grace_s: float = 30.0
     linger_s: float = 0.5
     reload_s: float = 1.0
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)  # not in a log or a traceback
     cors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -35,7 +35,10 @@ class Watch:
         """Look every ``reload_s`` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self._models.settings.reload_s)
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:  # noqa: BLE001  (what serves goes on serving)
+                event("reload failed", level="error", error=error)
 
     async def look(self) -> None:
         """Load what is new or changed, and give up what is gone."""
