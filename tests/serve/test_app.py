@@ -107,6 +107,7 @@ def test_refusals_are_json_and_say_what_is_wrong() -> None:
     cases: list[tuple[str, str, bytes, list[tuple[bytes, bytes]], int, str]] = [
         ("GET", "/nothing", b"", [], 404, "nothing at this path"),
         ("GET", path, b"", [], 405, "POST"),
+        ("GET", "/v2/models/m/", b"", [], 404, "nothing at this path"),
         ("POST", "/v2/health/live", b"", [], 405, "GET"),
         ("GET", "/v2/models/x", b"", [], 404, "no model"),
         ("POST", "/v2/models/x/infer", b"", [], 404, "no model"),
@@ -488,7 +489,7 @@ headers = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(
     cases=st.lists(
         st.tuples(st.sampled_from(["POST", "POST", "GET", "PUT", "OPTIONS", "HEAD"]), paths, bodies, headers),

@@ -64,6 +64,7 @@ class ServeApp(Starlette):
             exception_handlers={HTTPException: _http_error, Refused: _refused, Exception: _failed},
             lifespan=_life,
         )
+        self.router.redirect_slashes = False  # a redirect is no answer of the protocol, and names a host it guesses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Those for answers do not pass through the router: that costs more than a model does."""
