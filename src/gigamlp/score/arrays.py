@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +55,11 @@ class ArraySource:
         self.rows: int | None = len(x) if declared is None else declared
         self._x = x.reshape(len(x), -1) if x.ndim > 2 and x.flags.c_contiguous else x
         self._mapping, self._offset = mapping, offset
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The rows at which `blocks` may begin to give the same blocks as from the beginning."""
+        return range(0, 0 if _unfit(self._x, self._shape) else len(self._x), self._shape.rows)
 
     def blocks(self, start: Position) -> Iterator[Block]:
         """Yield views of the array."""

@@ -87,6 +87,7 @@ def flow(
     *,
     depth: int = 2,
     busy: Busy | None = None,
+    watch: Busy | None = None,
 ) -> Busy:
     """Pass every item of `read` through `compute` and then `write`, in order, each in its own thread.
 
@@ -101,6 +102,8 @@ def flow(
         Items that wait between two stages at most: with those at work, ``2 * depth + 3`` are alive.
     busy : Busy, optional
         Where the seconds are added, for who watches meanwhile.
+    watch : Busy, optional
+        Where those of `write` alone are added: reading and computing happen elsewhere.
 
     Returns
     -------
@@ -138,6 +141,8 @@ def flow(
                 begin = now()
                 write(answers)
                 spent.write += now() - begin
+                if watch is not None:
+                    watch.write = spent.write
         except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
             failed["write"] = error
         finally:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,12 @@ class ParquetSource:
         self._layout = _check(name, schema, shape)
         self.id_schema: Any = plain_ids(schema, shape)
         self.rows: int | None = self._file.metadata.num_rows
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The rows at which `blocks` may begin to give the same blocks as from the beginning: those of row groups."""
+        meta = self._file.metadata
+        return [0, *accumulate(meta.row_group(i).num_rows for i in range(meta.num_row_groups - 1))]
 
     def blocks(self, start: Position) -> Iterator[Block]:
         """Yield the rows of each row group in blocks."""
