@@ -69,6 +69,13 @@ def test_wrong_lines(model: str, line: list[str], said: str, capsys: pytest.Capt
     assert said in capsys.readouterr().err
 
 
+def test_two_processes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["score", model, "rows.npy", "--out", "a.npy", "--engine", "numpy", "--devices", "cpu,cpu"]) == 0
+    np.testing.assert_array_equal(np.load("a.npy"), MLP.predict(X))
+    assert run(["score", model, "rows.npy", "--out", "a.npy", "--devices", "cpu", "--ray", "auto"]) == 1
+    assert "not both" in capsys.readouterr().err
+
+
 def test_rows_through_a_pipe(model: str) -> None:
     command = [sys.executable, "-m", "gigamlp", "score", model, "-", "--out", "a.npy", "--engine", "numpy"]
     subprocess.run([*command, "--device", "cpu"], input=X.tobytes(), check=True, capture_output=True)

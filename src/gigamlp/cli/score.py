@@ -71,6 +71,8 @@ def score(
     threads: Threads = None,
     input_dtype: Annotated[str | None, Parameter(converter=_one(INPUT_DTYPES), metavar="|".join(INPUT_DTYPES))] = None,
     device: Device = "auto",
+    devices: Annotated[tuple[str, ...], Parameter(converter=_names, negative=(), n_tokens=1, metavar="all|D,D")] = (),
+    ray: Annotated[str | None, Parameter(metavar="auto|local|ADDRESS")] = None,
     common: Common = DEFAULTS,
     context: Given,
 ) -> None:
@@ -105,6 +107,10 @@ def score(
         A plan that `gigamlp optimize` wrote for this model on this machine.
     input_dtype
         The dtype that rows run in, and that raw rows of stdin hold (default there: uint8).
+    devices
+        Several devices of this host, a process each: all GPUs, or cuda:0,cuda:2, or cpu,cpu. Instead of --device.
+    ray
+        Run on a Ray cluster: the one that runs here, one that is started for this, or the one at an address.
     """
     options = [each for each in inputs if each.startswith("-") and each != "-"]  # - alone is stdin
     if options:
@@ -127,6 +133,8 @@ def score(
             id_columns=id_columns,
             plan=None if plan is None else Plan.load(plan),
             device=device,
+            devices=devices,
+            ray=ray,
             engine=engine,
             batch=batch,
             threads=threads,
