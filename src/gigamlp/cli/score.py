@@ -56,7 +56,7 @@ def score(
     model: Path,
     /,
     *inputs: Annotated[str, Parameter(name="INPUT", allow_leading_hyphen=True)],
-    out: Annotated[Path, Parameter(metavar="FILE")],
+    out: Annotated[str, Parameter(metavar="FILE")],
     output: Annotated[
         tuple[str, ...],
         Parameter(converter=_outputs, negative=(), n_tokens=1, metavar="O[,O...]", show_default=",".join),
@@ -117,7 +117,8 @@ def score(
         raise UsageError(f"unknown option {options[0]}")
     if not inputs:
         raise UsageError("name at least one INPUT: a file, a folder, a pattern, or - for stdin")
-    check_out(out)
+    if "://" not in out:
+        check_out(Path(out))
     from gigamlp.mlp import load
     from gigamlp.plan import Plan
     from gigamlp.score import score as run

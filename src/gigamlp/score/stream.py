@@ -24,6 +24,7 @@ from gigamlp.score.files import STDIN, find_inputs, read_inputs, total_rows
 from gigamlp.score.manifest import Manifest, beside, check_same, described, read_manifest
 from gigamlp.score.outs import find_ids, open_sink, with_ids
 from gigamlp.score.parts import Crew, Done, Job, Worker, gathered, split
+from gigamlp.score.places import Place, is_uri, place
 from gigamlp.score.writing import Progress, Seen, Writer, failed
 from gigamlp.spec import Variant
 
@@ -116,7 +117,8 @@ def score(
     ----------
     mlp : MLP
     inputs : path-like or sequence of path-like
-        Files (``.npy``, IDX, CSV, Parquet, Arrow), folders and patterns of these, ``-`` for raw rows of stdin.
+        Files (``.npy``, IDX, CSV, Parquet, Arrow), folders and patterns of these, also by URI (``s3://bucket/key``);
+        ``-`` for raw rows of stdin.
     out : path-like
         ``.npy``, ``.parquet`` or ``.arrow``. Beside it lie ``OUT.manifest.json``, while it works ``OUT.part``, and if
         rows had no answer ``OUT.rejected.jsonl``.
@@ -212,7 +214,8 @@ def score(
         fresh = Manifest(settings, [described(path) for path in paths], on_error)
         manifest = _begin(fresh, target, resume=resume)
         if manifest.state == "complete":
-            beside(target, "part").unlink(missing_ok=True)
+            if isinstance(target, Path):
+                beside(target, "part").unlink(missing_ok=True)
             return Scored(str(target), manifest.rows, manifest.rejected, already=True, resumed=True)
         ids = find_ids(paths, shape, stdin)
         sink = open_sink(target, ids, made, manifest)
@@ -254,11 +257,15 @@ def score(
         )
 
 
-def _target(out: str | os.PathLike[str], paths: Sequence[str]) -> Path:
-    target = Path(out)
+def _target(out: str | os.PathLike[str], paths: Sequence[str]) -> Place:
+    target = place(out)
     if target.is_dir():
         raise InvalidInput(f"{target} is a folder; name the file to write")
-    if target.resolve() in {Path(path).resolve() for path in paths}:
+    if not isinstance(target, Path):
+        if str(target) in paths:
+            raise InvalidInput(f"{target} is among the inputs; write the output elsewhere")
+        return target
+    if target.resolve() in {Path(path).resolve() for path in paths if not is_uri(path)}:
         raise InvalidInput(f"{target} is among the inputs; write the output to another folder, or name the inputs")
     return target
 
@@ -290,10 +297,12 @@ def _block_rows(mlp: MLP, device: str, batch: int | None) -> int:
     return rows if batch is None else batch * max(1, rows // batch)
 
 
-def _begin(fresh: Manifest, out: Path, *, resume: bool) -> Manifest:
+def _begin(fresh: Manifest, out: Place, *, resume: bool) -> Manifest:
     """Return the manifest to go on from, or `fresh` with nothing left of runs before."""
     path = beside(out, "manifest.json")
-    for orphan in path.parent.glob(f".{path.name}.*.part"):  # a kill came while a manifest was written
+    for orphan in (
+        () if not isinstance(path, Path) else path.parent.glob(f".{path.name}.*.part")
+    ):  # a kill came while a manifest was written
         orphan.unlink(missing_ok=True)
     old = read_manifest(path) if resume else None
     if old is not None:

@@ -66,10 +66,10 @@ def _slices(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 class ParquetSource:
     """A Parquet file. Blocks do not cross row groups: a damaged one costs no rows of another."""
 
-    def __init__(self, name: str, shape: Shape) -> None:
+    def __init__(self, name: str, shape: Shape, file: Any = None) -> None:
         self.name, self._shape = name, shape
         try:
-            self._file = pq.ParquetFile(name, pre_buffer=False)
+            self._file = pq.ParquetFile(name if file is None else file, pre_buffer=file is not None)
         except _DAMAGE as error:
             if isinstance(error, PermissionError):
                 raise
@@ -141,9 +141,10 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 class ArrowSource:
     """An Arrow IPC file or stream, mapped into memory. Blocks do not cross record batches."""
 
-    def __init__(self, name: str, shape: Shape) -> None:
+    def __init__(self, name: str, shape: Shape, file: Any = None) -> None:
         self.name, self._shape = name, shape
-        self._map = pa.memory_map(name)
+        self._map = pa.memory_map(name) if file is None else file
+        self._map.seek(0)
         try:
             self._file: Any = None
             if self._map.read(6) == b"ARROW1":

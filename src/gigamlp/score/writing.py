@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from gigamlp.errors import DataError
@@ -14,7 +13,8 @@ from gigamlp.score.answers import Answers
 from gigamlp.score.blocks import Block, Reject
 from gigamlp.score.channel import Busy
 from gigamlp.score.manifest import Manifest, beside
-from gigamlp.score.sinks import AppendFile, Sink
+from gigamlp.score.places import Place
+from gigamlp.score.sinks import Sink, open_append
 
 __all__ = ["Progress", "Seen", "Writer", "failed"]
 
@@ -61,11 +61,11 @@ class Seen:
 class Writer:
     """Appends answers and rejects, and commits both now and then."""
 
-    def __init__(self, sink: Sink, out: Path, manifest: Manifest, commit_s: float) -> None:
+    def __init__(self, sink: Sink, out: Place, manifest: Manifest, commit_s: float) -> None:
         self.manifest, self.shown = manifest, list[dict[str, Any]]()
         self._sink, self._commit_s = sink, commit_s
         self._path = beside(out, "manifest.json")
-        self._rejects = AppendFile(beside(out, "rejected.jsonl"), manifest.rejected_bytes)
+        self._rejects = open_append(beside(out, "rejected.jsonl"), manifest.rejected_bytes)
         self._next = manifest
         self._sound = True
         self._last = HostClock.now()
@@ -107,9 +107,11 @@ class Writer:
             self._next = self._next.to(bytes=self._sink.size)  # a header alone, if there were no rows
             self.commit("finishing")
         self._sink.finish(self.manifest.rows)
+        self._rejects.publish()
         self.manifest = self.manifest.to(state="complete")
         self.manifest.save(self._path)
         self._sink.discard()
+        self._rejects.discard()
 
     def close(self) -> None:
         """Commit what was appended before a failure elsewhere, and close the files."""
