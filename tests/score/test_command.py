@@ -34,6 +34,8 @@ def test_a_file(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(shown.out)
     assert (data["schema"], data["rows"], data["rejected"]) == ("gigamlp-scored/1", 1003, 0)
     assert data["bottleneck"] in data["busy"]
+    assert data["busy"][data["bottleneck"]] == max(data["busy"].values())
+    assert 0 < data["bottleneck_share"] <= 1
     assert "1,003 answers in a.npy" in shown.err
     assert "slowest: " in shown.err
     np.testing.assert_array_equal(np.load("a.npy"), MLP.predict(X))

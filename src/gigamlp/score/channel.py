@@ -29,6 +29,16 @@ class Busy:
         """The stage that worked longest: the others wait for it."""
         return max(("compute", "read", "write"), key=lambda stage: getattr(self, stage))
 
+    def share(self, seconds: float) -> float:
+        """Return which part of `seconds` the bottleneck worked: at 1 nothing but a quicker bottleneck helps.
+
+        Examples
+        --------
+        >>> Busy(read=1.0, compute=3.0).share(4.0)
+        0.75
+        """
+        return float(getattr(self, self.bottleneck)) / seconds
+
 
 class Channel(Generic[T]):
     """A queue of bounded length that either end may close.

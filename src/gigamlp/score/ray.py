@@ -7,6 +7,7 @@ in one process and rows do not travel at all.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -45,6 +46,9 @@ class RayCrew(ExitStack):
         import ray
 
         self._ray: Any = ray
+        told = logging.getLogger("ray.data")  # a line for every run; the level is put back
+        self.callback(told.setLevel, told.level)
+        told.setLevel(logging.ERROR)
         if not ray.is_initialized():
             try:
                 ray.init(

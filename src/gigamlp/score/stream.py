@@ -73,11 +73,13 @@ class Scored:
     already: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, and rows and bytes a second."""
+        """Return the fields, rows and bytes a second, and the share of the time that the bottleneck worked."""
         flowing = self.seconds - self.finish_s
+        spent = None if self.busy is None else Busy(**self.busy)
         rates = {
             "rows_per_s": self.rows_now / flowing if flowing > 0 and self.rows_now else None,
             "bytes_per_s": self.bytes_in / flowing if flowing > 0 and self.bytes_in else None,
+            "bottleneck_share": spent.share(flowing) if flowing > 0 and spent is not None else None,
         }
         return {**asdict(self), **rates}
 

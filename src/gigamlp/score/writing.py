@@ -49,11 +49,11 @@ class Seen:
         if self._progress is None or now - self._last < 0.1:
             return
         self._last = now
-        took = now - self._begin
+        took = now - self._begin  # more than 0.1 s
         text = f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s, {self.bytes / took / 1e9:.2f} GB/s"
-        text += f", slowest: {self._busy.bottleneck}"
+        text += f", slowest: {self._busy.bottleneck}, busy {self._busy.share(took):.0%} of the time"
         done = self._before + self.rows
-        if self._total > done and took > 0:
+        if self._total > done:
             text += f", {(self._total - done) * took / max(self.rows, 1):,.0f} s left"
         self._progress(done, self._total, text)
 
