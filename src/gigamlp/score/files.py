@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -58,7 +59,8 @@ def find_inputs(inputs: Sequence[str]) -> list[str]:
             found += matches
         else:
             raise FileNotFoundError(f"{each}: no such file, folder or pattern")
-    twice = [each for each in dict.fromkeys(found) if found.count(each) > 1] if len(set(found)) < len(found) else []
+    named = [each if each == STDIN or is_uri(each) else str(Path(each).absolute()) for each in found]
+    twice = [each for each, count in Counter(named).items() if count > 1]
     if twice:
         raise InvalidInput(f"{twice[0]}: meant twice; its rows would be answered twice")
     if not found:
@@ -97,6 +99,8 @@ def _open_uri(uri: str, shape: Shape) -> Source:
     file.close()
     if name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
         return text.TextSource(uri, shape)
+    if not head:
+        raise FileFormatError(f"{uri}: an empty file")
     raise FileFormatError(f"{uri}: neither .npy, IDX, Parquet, Arrow nor CSV (it begins with {head[:4].hex(' ')})")
 
 
@@ -137,6 +141,8 @@ def open_source(path: str, shape: Shape, stdin: IO[bytes] | None = None) -> Sour
         from gigamlp.score import text
 
         return text.TextSource(path, shape)
+    if not head:
+        raise FileFormatError(f"{path}: an empty file")
     raise FileFormatError(f"{path}: neither .npy, IDX, Parquet, Arrow nor CSV (it begins with {head[:4].hex(' ')})")
 
 
