@@ -15,7 +15,11 @@ from tests.score.test_farm import inputs, run, same
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
-pytestmark = [pytest.mark.skipif(os.name != "posix", reason="Ray's cluster utility"), pytest.mark.timeout(280)]
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="Ray's cluster utility"),
+    pytest.mark.timeout(280),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")
