@@ -132,6 +132,7 @@ FLOORS = {
     "jobs": 5,
     "ladder": 5,
     "outputs": 5,
+    "routes": 5,
     "runners": 5,
     "search": 5,
     "session": 5,

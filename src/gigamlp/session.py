@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from gigamlp.choice import Choice, from_engine, from_plan
 from gigamlp.errors import DeviceError, InvalidInput
 from gigamlp.hosted import run_from_host
-from gigamlp.inputs import Rows, as_rows, is_plain, target_dtype, value_check
-from gigamlp.ladder import Ladder
+from gigamlp.inputs import Rows, as_rows, is_plain, value_check
 from gigamlp.mlp import MLP
 from gigamlp.outputs import allocate, check_out, label_tensor
 from gigamlp.plan import Plan
+from gigamlp.routes import Routes
 from gigamlp.runners import Runners
 from gigamlp.single import direct_call
 from gigamlp.spec import Variant
@@ -60,6 +60,15 @@ class Session:
         rows on the host are, rows on CUDA are not, as that has to wait for the device.
     retune : bool
         If the Plan was made for another model, machine or version, tune again (seconds to minutes) instead of refusing.
+
+    Attributes
+    ----------
+    mlp : MLP
+    device : str
+    routes : Routes
+        Which engines answer which rows.
+    plain : bool
+        Whether class labels are the class ids.
 
     Raises
     ------
@@ -117,17 +126,13 @@ class Session:
                 raise InvalidInput(f"the plan decides about {', '.join(named)}; leave that out, or leave out the plan")
             self._choice = from_plan(mlp, plan, device, retune=retune)
         self.device: str = self._choice.device
-        self._asked_dtype = input_dtype
-        if input_dtype is not None and input_dtype not in self._choice.dtypes:
-            raise InvalidInput(f"input_dtype must be one of {', '.join(self._choice.dtypes)}, got {input_dtype!r}")
+        self.routes = Routes(self._choice, input_dtype)
         self._check_finite = check_finite
         self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
-        self._ladders: dict[tuple[str, str], Ladder] = {}
-        self._host_ladders: dict[tuple[str, str], Ladder | None] = {}
         self._runners = Runners(mlp, self.device, self._choice.ranges)
         self._near = Runners(mlp, "cpu", self._choice.ranges)  # what reads host rows where they are, beside a GPU
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
-        self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
+        self.plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
 
     # ---- answers --------------------------------------------------------------------------------------------------
@@ -167,7 +172,7 @@ class Session:
         if rows.kind == "torch" and mlp.classes.dtype.kind in "US":
             raise InvalidInput("class labels are strings, which a tensor cannot hold: use class_ids(x), or NumPy rows")
         dtype = "int64" if rows.kind == "torch" else mlp.classes.dtype.str
-        if self._plain:
+        if self.plain:
             return self._run(rows, "class", self._destination(out, rows, (n,), dtype))
         if out is not None:
             check_out(out, rows, (n,), dtype)
@@ -216,13 +221,15 @@ class Session:
     def _find_one(self, row: Array) -> Any:
         """Return the engine's own call for a row like `row`, or None if it has none."""
         self._check_alive()
-        dtype = self._asked_dtype or row.dtype.name
+        dtype = self.routes.asked or row.dtype.name
         if self.mlp.head not in ("softmax", "sigmoid"):
             return None
-        near = self._host_ladder(dtype, "class")
+        near = self.routes.host_ladder(dtype, "class")
         if dtype != row.dtype.name or dtype not in self._choice.dtypes or (near is None and self.device != "cpu"):
             return None
-        runners, ladder = (self._near, near) if near is not None else (self._runners, self._ladder(dtype, "class"))
+        runners, ladder = (
+            (self._near, near) if near is not None else (self._runners, self.routes.ladder(dtype, "class"))
+        )
         return direct_call(self.mlp, runners, ladder.cut(1)[0].rung, weakref.WeakMethod(self._predict_one))
 
     def class_ids(self, x: Any, *, out: Any = None) -> Any:
@@ -289,9 +296,11 @@ class Session:
         if output == "class" and self.mlp.head not in ("softmax", "sigmoid"):
             output = "logits"
         lines = [f"Session for {self.mlp.name!r} on {self.device}; {self._choice.title}"]
-        asked = input_dtype or self._asked_dtype
+        asked = input_dtype or self.routes.asked
         for dtype in (asked,) if asked else self._choice.dtypes:
-            ladder = (self._host_ladder(dtype, output) if input_on == "host" else None) or self._ladder(dtype, output)
+            ladder = (self.routes.host_ladder(dtype, output) if input_on == "host" else None) or self.routes.ladder(
+                dtype, output
+            )
             lines.append(f"{dtype} -> {output}{'' if rows is None else f', {rows:,} rows'}:")
             lines += ladder.explain(rows)
         return "\n".join(lines)
@@ -358,26 +367,13 @@ class Session:
             check_out(out, rows, shape, dtype)
         return allocate(rows, shape, dtype) if out is None else out
 
-    def _ladder(self, dtype: str, output: str) -> Ladder:
-        if (dtype, output) not in self._ladders:
-            self._ladders[dtype, output] = self._choice.ladder(dtype, output)
-        return self._ladders[dtype, output]
-
-    def _host_ladder(self, dtype: str, output: str) -> Ladder | None:
-        """Return the ladder for host rows of a session on a GPU, where the plan measured them from there."""
-        if self.device == "cpu":
-            return None
-        if (dtype, output) not in self._host_ladders:
-            self._host_ladders[dtype, output] = self._choice.host_ladder(dtype, output)
-        return self._host_ladders[dtype, output]
-
     def _run(self, rows: Rows, output: str, answers: Any) -> Any:
         """Fill `answers` (of the kind and device of `rows`) and return it."""
-        dtype = self._asked_dtype or target_dtype(rows, self._choice.dtypes)
+        dtype = self.routes.dtype(rows)
         finite = rows.device == "cpu" if self._check_finite is None else self._check_finite
         check = value_check(rows, dtype, self.mlp, finite=finite, by_torch=self._by_torch)
-        near = self._host_ladder(dtype, output) if rows.device == "cpu" else None
-        pieces = (near or self._ladder(dtype, output)).cut(len(rows))
+        near = self.routes.host_ladder(dtype, output) if rows.device == "cpu" else None
+        pieces = (near or self.routes.ladder(dtype, output)).cut(len(rows))
         if not pieces:
             return answers
         x = rows.data

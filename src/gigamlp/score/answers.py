@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.errors import InvalidInput
-from gigamlp.inputs import as_rows, target_dtype, unusable_rows
+from gigamlp.inputs import as_rows, unusable_rows
 from gigamlp.mlp import MLP
 from gigamlp.score.blocks import Block, Reject
 from gigamlp.session import Session
@@ -135,7 +135,7 @@ def answer(session: Session, runs: Runs, block: Block, outputs: Sequence[str]) -
 
 def _unusable(session: Session, x: Array) -> tuple[NDArray[np.bool_], list[str]]:
     rows = as_rows(x, session.mlp)
-    target = session._asked_dtype or target_dtype(rows, session._choice.dtypes)
+    target = session.routes.dtype(rows)
     return unusable_rows(rows, target, session.mlp)
 
 
