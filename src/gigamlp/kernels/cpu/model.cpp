@@ -58,7 +58,8 @@ Model::Model(const std::string& isa, const int64_t* header, size_t count, const 
   net_.block = header[6];
   net_.windows = windows_.data();
   net_.window_count = windows;
-  net_.break_even = (double)header[9] / 1000;
+  net_.ways[0] = {0.1, 1000.0 / (double)(header[9] > 0 ? header[9] : 1)};  // until they are measured
+  net_.ways[1] = {0.1, 800.0 / (double)(header[9] > 0 ? header[9] : 1)};
   check();
 }
 

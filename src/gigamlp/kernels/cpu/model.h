@@ -34,7 +34,7 @@ class Model {
   const Isa& isa() const { return *isa_; }
   int64_t item() const;          // bytes of a feature
   int64_t width() const;         // floats of an answer; 0 for class ids
-  void set_break_even(double share) { net_.break_even = share; }
+  void set_ways(const Way& apiece, const Way& together) { net_.ways[0] = apiece, net_.ways[1] = together; }
   void measure();
   // rows below which one thread does all: waking another takes longer than half the work
   int64_t parallel_rows() const;

@@ -35,6 +35,11 @@ struct Layer {
 constexpr int64_t kLayerFields = 17;
 constexpr int64_t kSlack = 64;  // elements after `pad` that may be read (arrays) or written (rows of scratch)
 
+// What a form of the first layer costs, in units of the dense one: fixed + slope * (share of non-zero groups).
+struct Way {
+  double fixed, slope;
+};
+
 struct Net {
   const Layer* layers;
   int64_t depth;
@@ -46,7 +51,7 @@ struct Net {
   int64_t read;       // features that are read
   int64_t head, output;
   int64_t zeros;      // Zeros
-  double break_even;  // share of non-zero groups above which a block takes the dense form
+  Way ways[2];        // the zero-skipping form: a list for each row, one for a few rows together
   double block_us;    // what a block takes in the dense form
   int64_t block;      // rows of a block
 };
@@ -68,7 +73,7 @@ struct Isa {
   int64_t (*scratch_bytes)(const Net& net);
   // rows [begin, end) of a job; scratch lies at a multiple of 64
   void (*run)(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t* scratch);
-  // fills `block_us` and `break_even` with what a few hundred microseconds of trying give
+  // fills `block_us` and `ways` with what a few hundred microseconds of trying give
   void (*measure)(Net& net, uint8_t* rows, uint8_t* out, float* margin, uint8_t* scratch);
 };
 
