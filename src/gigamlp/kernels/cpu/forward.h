@@ -55,6 +55,14 @@ FI bool reads_in_place(const Net& net) {
 
 __attribute__((noinline)) void gather(const Net& net, const uint8_t* x, int64_t stride, int64_t rows, uint8_t* out,
                                       int64_t out_stride) {
+  if constexpr (V::kPieces) {
+    if (net.pieces && net.window_count > 1 && !net.layers[0].is_float) {
+      const uint8_t flip = net.input == kInt8 ? 0x80 : 0;
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < out_stride; i += 64) V::piece(out + r * out_stride + i, x + r * stride, net.pieces[i / 64], flip);
+      return;
+    }
+  }
   for (int64_t r = 0; r < rows; r++) {
     const uint8_t* row = x + r * stride;
     uint8_t* bytes = out + r * out_stride;
@@ -96,21 +104,23 @@ __attribute__((noinline)) void gather(const Net& net, const uint8_t* x, int64_t 
 // ---- layers ---------------------------------------------------------------------------------------------------------
 
 template <int S, int N>
-void dense_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, const uint8_t* w, const Finish& f) {
+void dense_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, int64_t ahead, const uint8_t* w,
+                 const Finish& f) {
   constexpr int R = V::rows(N);
   for (int64_t r = 0; r < rows; r += R) {
     Finish here = f;
     if (f.bytes) here.bytes += r * f.stride;
     else here.floats += r * f.stride;
     if (rows - r == 1) dense_row<S, N>(x + r * stride, in, w, here);
-    else dense_tile<S, N, R>(x + r * stride, stride, least(R, rows - r), in, w, here);
+    else dense_tile<S, N, R>(x + r * stride, stride, least(R, rows - r), in, ahead, w, here);
   }
 }
 
 void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t stride, int64_t rows, int64_t in,
-                 const Finish& f) {
+                 int64_t ahead, const Finish& f) {
 #ifdef GIGAMLP_AMX
   (void)in;
+  (void)ahead;
   amx_layer(l, blob, x, stride, rows, f);
 #else
   constexpr int S = V::kDenseSpan;
@@ -119,12 +129,13 @@ void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t 
   for (int64_t first = 0; first < units; first += l.chunk) {
     const uint8_t* w = blob + l.weights + first * groups * 4 * V::L;
     const Finish here = Finish::at(f, first * kOutputs);
+    const int64_t next = first ? 0 : ahead;
     switch (least(l.chunk, units - first)) {
-      case 1: dense_chunk<S, 1>(x, stride, rows, in, w, here); break;
-      case 2: dense_chunk<S, 2>(x, stride, rows, in, w, here); break;
-      case 3: dense_chunk<S, 3>(x, stride, rows, in, w, here); break;
-      case 4: dense_chunk<S, 4>(x, stride, rows, in, w, here); break;
-      default: dense_chunk<S, kMostUnits>(x, stride, rows, in, w, here); break;
+      case 1: dense_chunk<S, 1>(x, stride, rows, in, next, w, here); break;
+      case 2: dense_chunk<S, 2>(x, stride, rows, in, next, w, here); break;
+      case 3: dense_chunk<S, 3>(x, stride, rows, in, next, w, here); break;
+      case 4: dense_chunk<S, 4>(x, stride, rows, in, next, w, here); break;
+      default: dense_chunk<S, kMostUnits>(x, stride, rows, in, next, w, here); break;
     }
   }
 #endif
@@ -265,7 +276,7 @@ void forward(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t
       const bool first = i == 0 && net.zeros != kDense;
       if (!(first && (skipped<1>(net, l, x, stride, rows, ahead, lists, f) ||
                       skipped<V::kDenseSpan>(net, l, x, stride, rows, ahead, lists, f))))
-        dense_layer(l, net.blob, x, stride, rows, in, f);
+        dense_layer(l, net.blob, x, stride, rows, in, i ? 0 : ahead, f);
     }
     if (!simple) {
       finish_rows(l, net.blob, (float*)other, s.line / 4, rows, now, s.line);
@@ -298,51 +309,53 @@ int64_t scratch_bytes(const Net& net) { return layout(net).size; }
 
 // ---- where skipping stops paying ------------------------------------------------------------------------------------
 
-FI double microseconds(const Net& net, const Job& job, uint8_t* scratch) {
-  double best = 1e30;
-  for (int repeat = 0; repeat < 7; repeat++) {
-    const double begin = now_us();
-    for (int i = 0; i < 4; i++) run(net, job, 0, net.block, scratch);
-    const double took = (now_us() - begin) / 4;
-    if (took < best) best = took;
-  }
-  return best;
-}
-
-// Fills rows [block][read] so that `share` of 256 of the groups hold something, the same in all rows (a list of several
-// rows has these groups, too), and times a block.
-FI double skipping_us(const Net& net, const Job& job, uint8_t* rows, uint32_t share, uint8_t* scratch) {
+// rows [block][read] of which `share` of 256 of the groups hold something, the same ones in all rows: a list of several
+// rows has no others
+FI void fill(const Net& net, uint8_t* rows, uint32_t share) {
   const int64_t group = 4 * net.layers[0].skip_span;
-  uint32_t random = 12345;
+  uint32_t random = 0;
   for (int64_t i = 0; i < net.block * net.read; i++) {
     if (i % net.read == 0) random = 12345;
     if (i % net.read % group == 0) random = random * 1664525u + 1013904223u;
     rows[i] = (random >> 24) < share ? 1 : 0;
   }
-  return microseconds(net, job, scratch);
 }
 
-// What a block takes in the dense form, and what the zero-skipping forms take, by the share of non-zero groups.
-// `rows` holds block * features values, `out` and `margin` what a block's answers take.
+// What a block takes in the dense form, and what the zero-skipping forms take, by the share of non-zero groups. `rows`
+// holds two blocks, `out` and `margin` what a block's answers take. Rounds visit every form, so that a slow moment hits
+// all alike; the first one wakes the vector units up.
 void measure(Net& net, uint8_t* rows, uint8_t* out, float* margin, uint8_t* scratch) {
+  constexpr int kRounds = 9, kRuns = 4, kForms = 5;
   const int64_t whole[2] = {0, net.read}, size = net.input == kFloat32 ? 4 : net.input == kFloat16 ? 2 : 1;
+  const bool skipping = net.zeros != kDense && net.layers[0].skip_chunk;
   Net one = net;
   one.windows = whole;
   one.window_count = 1;
   one.features = net.read;
-  one.zeros = kDense;
-  const Job job = {rows, net.read * size, out, margin};
-  memset(rows, 0, (size_t)(net.block * net.read * size));
-  const double dense = net.block_us = microseconds(one, job, scratch);
-  if (net.zeros != kAuto || !net.layers[0].skip_chunk) return;
-  one.zeros = kSkip;
-  for (Way& way : one.ways) way = {1e9, 0.0};
+  const int64_t bytes = net.block * net.read * size;
+  if (skipping) {
+    fill(net, rows, 64);
+    fill(net, rows + bytes, 192);
+  }
+  double best[kForms] = {1e30, 1e30, 1e30, 1e30, 1e30};  // dense; few and many, a list for each row; the same together
+  for (int round = -1; round < kRounds; round++) {
+    for (int form = 0; form < (!skipping ? 1 : V::kTogether > 1 ? kForms : 3); form++) {
+      one.zeros = form ? kSkip : kDense;
+      one.ways[0] = {form < 3 ? 0.0 : 9.0, 0.0};
+      one.ways[1] = {form < 3 ? 9.0 : 0.0, 0.0};
+      const Job job = {rows + (form % 2 ? 0 : bytes), net.read * size, out, margin};
+      const double begin = now_us();
+      for (int i = 0; i < kRuns; i++) run(one, job, 0, net.block, scratch);
+      const double took = (now_us() - begin) / kRuns;
+      if (round >= 0 && took < best[form]) best[form] = took;
+    }
+  }
+  net.block_us = best[0];
+  if (!skipping) return;
   for (int i = 0; i < (V::kTogether > 1 ? 2 : 1); i++) {
-    one.ways[i] = {-1.0, 0.0};  // that one, whatever the rows
-    const double few = skipping_us(one, job, rows, 64, scratch), many = skipping_us(one, job, rows, 192, scratch);
+    const double few = best[1 + 2 * i], many = best[2 + 2 * i];
     const double slope = many > few ? (many - few) * 2 : 0.0;  // from a quarter to three quarters
-    net.ways[i] = {(few - slope / 4) / dense, slope / dense};
-    one.ways[i] = {1e9, 0.0};
+    net.ways[i] = {(few - slope / 4) / best[0], slope / best[0]};
   }
 }
 

@@ -72,9 +72,8 @@ __attribute__((noinline)) int64_t make_lists(const uint8_t* x, int64_t stride, i
   return total;
 }
 
-// The time of a form, in that of the dense one, where `groups` of a block's groups are not zero (a group of R rows is
-// counted once).
-FI double cost(const Way& way, double groups, double all) { return way.fixed + way.slope * groups / all; }
+// the time of a form in that of the dense one, where `share` of the groups on its lists are not zero
+FI double cost(const Way& way, double share) { return way.fixed + way.slope * share; }
 
 // Runs the first layer in a zero-skipping form if that is the quickest way for these rows. A few rows tell: lists that
 // come to nothing would cost a dense block a tenth of its time.
@@ -84,18 +83,17 @@ bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, i
   constexpr int R = V::kTogether;
   constexpr int64_t kLooks = 2;
   if (l.skip_span != S || l.skip_chunk == 0) return false;
-  const double all = (double)rows * (double)(l.in / (4 * S));
   bool together = R > 1 && rows >= R;
   if (together || net.zeros == kAuto) {
     const int64_t looks = rows < kLooks * R ? 1 : kLooks, apart = rows / looks * stride, some = rows < R ? rows : R;
-    double one = 0, joint = 0;
+    int64_t one = 0, joint = 0;
     for (int64_t i = 0; i < looks; i++) {
-      one += (double)make_lists<S, 1>(x + i * apart, stride, some, l.in, lists);
-      if (together) joint += (double)make_lists<S, R>(x + i * apart, stride, some, l.in, lists);
+      one += make_lists<S, 1>(x + i * apart, stride, some, l.in, lists);
+      if (together) joint += make_lists<S, R>(x + i * apart, stride, some, l.in, lists);
     }
-    const double scale = (double)rows / (double)(looks * some);
-    const double apiece = cost(net.ways[0], one * scale, all);
-    const double jointly = together ? cost(net.ways[1], joint * scale, all) : apiece;
+    const double groups = (double)(l.in / (4 * S) * looks);
+    const double apiece = groups > 0 ? cost(net.ways[0], (double)one / (groups * (double)some)) : 2.0;
+    const double jointly = together && groups > 0 ? cost(net.ways[1], (double)joint / groups) : apiece;
     if (net.zeros == kAuto && apiece > 1.0 && jointly > 1.0) return false;
     together = together && jointly < apiece;
   }

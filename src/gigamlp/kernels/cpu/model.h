@@ -43,12 +43,14 @@ class Model {
 
  private:
   void check() const;
+  void plan_pieces();
   void check_layer(const Layer& layer, int64_t in, bool last) const;
   void check_range(int64_t offset, int64_t bytes, const char* what) const;
 
   const Isa* isa_ = nullptr;
   std::vector<Layer> layers_;
   std::vector<int64_t> windows_;
+  std::vector<Piece> pieces_;
   Aligned blob_;
   Net net_{};
 };

@@ -40,6 +40,15 @@ struct Way {
   double fixed, slope;
 };
 
+// How 64 bytes of a gathered row come about: bytes `from` + i of the row where bit i of `low` is set, and `from` + 64 + i
+// where that of `high` is (no others may be read), then byte j is number `index[j]` of these 128.
+struct Piece {
+  int64_t from;
+  uint64_t low, high;
+  uint64_t out;  // bit j: there is a byte j; else it is 0
+  uint8_t index[64];
+};
+
 struct Net {
   const Layer* layers;
   int64_t depth;
@@ -48,6 +57,7 @@ struct Net {
   int64_t features;   // values of a row
   const int64_t* windows;  // [count][2]: the features that are read
   int64_t window_count;
+  const Piece* pieces;     // of a row of bytes; null where a piece would have to bring together what lies too far apart
   int64_t read;       // features that are read
   int64_t head, output;
   int64_t zeros;      // Zeros

@@ -86,7 +86,7 @@ FI void put_sums(const V::I* a, const Finish& f, int64_t row) {
 // R rows times N vectors of outputs; rows from `count` on repeat the last one and are not written
 template <int S, int N, int R>
 __attribute__((noinline)) void dense_tile(const uint8_t* x, int64_t stride, int64_t count, int64_t in,
-                                          const uint8_t* w, const Finish& given) {
+                                          int64_t ahead, const uint8_t* w, const Finish& given) {
   const Finish f = given;  // a copy: stores of bytes could change what lies in memory
   constexpr int kGroup = 4 * S, kVector = 4 * V::L;
   const uint8_t* rows[R];
@@ -96,6 +96,7 @@ __attribute__((noinline)) void dense_tile(const uint8_t* x, int64_t stride, int6
   const int64_t whole = in / kGroup * kGroup;
   int64_t k = 0;
   for (; k < whole; k += kGroup) {
+    if (ahead && k % 64 == 0) { EACH(r, R, __builtin_prefetch(rows[r] + k + ahead, 0, 3);) }
     V::X p[R];
     EACH(r, R, p[r] = V::broadcast<S>(rows[r] + k);)
     EACH(n, N, const V::W v = V::kept(V::weight(w + n * kVector));

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 #define FI static inline __attribute__((always_inline))
+#include "net.h"
 
 namespace {
 
@@ -29,6 +30,8 @@ struct V {
   static constexpr int L = 8;
   static constexpr int kDenseSpan = 1;
   static constexpr bool kSkips = true;
+  static constexpr bool kPieces = false;
+  FI void piece(uint8_t*, const uint8_t*, const gigamlp::Piece&, uint8_t) {}
   static constexpr int kTogether = 1;  // rows that may share a list
 #if defined(GIGAMLP_WIDE) || defined(GIGAMLP_AVXVNNI)
   static constexpr int kExactBits = 8;

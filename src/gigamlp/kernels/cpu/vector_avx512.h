@@ -5,8 +5,11 @@
 #include <stdint.h>
 #include <string.h>
 #define FI static inline __attribute__((always_inline))
+#include "net.h"
 
 namespace {
+
+using gigamlp::Piece;
 
 struct V {
   using I = __m512i;
@@ -45,6 +48,18 @@ struct V {
     const __mmask32 some = (__mmask32)((1ull << n) - 1);  // what is masked out cannot fault
     _mm256_storeu_si256((__m256i*)to, _mm256_xor_si256(_mm256_maskz_loadu_epi8(some, from), half));
   }
+#ifdef __AVX512VBMI__
+  static constexpr bool kPieces = true;
+  FI void piece(uint8_t* to, const uint8_t* row, const Piece& p, uint8_t flip) {
+    const I low = _mm512_maskz_loadu_epi8(p.low, row + p.from);  // what is masked out cannot fault
+    const I high = _mm512_maskz_loadu_epi8(p.high, row + p.from + 64);
+    const I bytes = _mm512_maskz_permutex2var_epi8(p.out, low, _mm512_loadu_si512(p.index), high);
+    _mm512_store_si512(to, _mm512_xor_si512(bytes, _mm512_maskz_set1_epi8(p.out, (char)flip)));
+  }
+#else
+  static constexpr bool kPieces = false;
+  FI void piece(uint8_t*, const uint8_t*, const Piece&, uint8_t) {}
+#endif
   FI W weight(const uint8_t* p) { return _mm512_load_si512(p); }
   // what several rows multiply: gcc would load it again for each, and a core has fewer loads than products to give
   FI W kept(W w) {

@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 #define FI static inline __attribute__((always_inline))
+#include "net.h"
 #define GIGAMLP_PLAIN_LOOPS  // written out this takes half a minute to compile
 
 namespace {
@@ -21,6 +22,8 @@ struct V {
   using W = const uint8_t*;
   static constexpr int kDenseSpan = 1;
   static constexpr bool kSkips = true;
+  static constexpr bool kPieces = false;
+  FI void piece(uint8_t*, const uint8_t*, const gigamlp::Piece&, uint8_t) {}
   static constexpr int kTogether = 1;  // rows that may share a list
   static constexpr int kExactBits = 8;
   static constexpr int rows(int) { return 2; }
