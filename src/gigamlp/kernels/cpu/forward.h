@@ -104,20 +104,20 @@ __attribute__((noinline)) void gather(const Net& net, const uint8_t* x, int64_t 
 // ---- layers ---------------------------------------------------------------------------------------------------------
 
 template <int S, int N>
-void dense_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, int64_t ahead, const uint8_t* w,
-                 const Finish& f) {
+void dense_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, const Ahead& ahead,
+                 const uint8_t* w, const Finish& f) {
   constexpr int R = V::rows(N);
   for (int64_t r = 0; r < rows; r += R) {
     Finish here = f;
     if (f.bytes) here.bytes += r * f.stride;
     else here.floats += r * f.stride;
     if (rows - r == 1) dense_row<S, N>(x + r * stride, in, w, here);
-    else dense_tile<S, N, R>(x + r * stride, stride, least(R, rows - r), in, ahead, w, here);
+    else dense_tile<S, N, R>(x + r * stride, stride, least(R, rows - r), in, Ahead::at(ahead, r), w, here);
   }
 }
 
 void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t stride, int64_t rows, int64_t in,
-                 int64_t ahead, const Finish& f) {
+                 const Ahead& ahead, const Finish& f) {
 #ifdef GIGAMLP_AMX
   (void)in;
   (void)ahead;
@@ -129,7 +129,7 @@ void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t 
   for (int64_t first = 0; first < units; first += l.chunk) {
     const uint8_t* w = blob + l.weights + first * groups * 4 * V::L;
     const Finish here = Finish::at(f, first * kOutputs);
-    const int64_t next = first ? 0 : ahead;
+    const Ahead next = first ? Ahead{} : ahead;
     switch (least(l.chunk, units - first)) {
       case 1: dense_chunk<S, 1>(x, stride, rows, in, next, w, here); break;
       case 2: dense_chunk<S, 2>(x, stride, rows, in, next, w, here); break;
@@ -246,10 +246,12 @@ void forward(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t
              const Scratch& s) {
   const uint8_t* x = job.x + begin * job.stride;
   const int64_t rows = least(net.block, end - begin);
-  int64_t stride = job.stride, in = net.read, ahead = 0;
+  int64_t stride = job.stride, in = net.read;
+  const int64_t item = net.input == kFloat32 ? 4 : net.input == kFloat16 ? 2 : 1;
+  const int64_t left = net.windows[0], right = net.windows[2 * net.window_count - 1];
+  const Ahead ahead = {begin + rows < end ? x + rows * stride + left * item : nullptr, stride, (right - left) * item};
   if (reads_in_place(net)) {
     x += net.windows[0] * (net.input == kFloat32 ? 4 : 1);
-    if (begin + rows < end) ahead = rows * stride;
   } else {
     gather(net, x, stride, rows, scratch + s.gathered, s.row);
     x = scratch + s.gathered;
@@ -276,7 +278,7 @@ void forward(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t
       const bool first = i == 0 && net.zeros != kDense;
       if (!(first && (skipped<1>(net, l, x, stride, rows, ahead, lists, f) ||
                       skipped<V::kDenseSpan>(net, l, x, stride, rows, ahead, lists, f))))
-        dense_layer(l, net.blob, x, stride, rows, in, i ? 0 : ahead, f);
+        dense_layer(l, net.blob, x, stride, rows, in, i ? Ahead{} : ahead, f);
     }
     if (!simple) {
       finish_rows(l, net.blob, (float*)other, s.line / 4, rows, now, s.line);

@@ -4,8 +4,6 @@
 
 namespace {
 
-FI void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
-
 struct Lists {
   uint8_t* numbers;  // [rows / R][part][kListBytes]
   int32_t* counts;   // [rows / R][part]
@@ -14,7 +12,7 @@ struct Lists {
 // ---- the layer ------------------------------------------------------------------------------------------------------
 
 template <int S, int N, int R>
-void skip_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, int64_t ahead, const Lists& lists,
+void skip_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, const Ahead& ahead, const Lists& lists,
                 const uint8_t* w, const Finish& f) {
   const int64_t parts = segments<S>(in);
   for (int64_t r = 0; r < rows; r += R) {
@@ -23,22 +21,19 @@ void skip_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, int6
     else here.floats += r * f.stride;
     const int64_t list = r / R * parts;
     skip_tile<S, N, R>(x + r * stride, stride, rows - r < R ? rows - r : R, in, lists.numbers + list * kListBytes,
-                       lists.counts + list, w, here);
-    if (ahead)
-      for (int64_t q = 0; q < R; q++)
-        for (int64_t i = 0; i < in; i += 64) prefetch(x + (r + q) * stride + ahead + i);
+                       lists.counts + list, Ahead::at(ahead, r), w, here);
   }
 }
 
 template <int S, int R>
-void skip_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t stride, int64_t rows, int64_t ahead,
+void skip_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t stride, int64_t rows, const Ahead& ahead,
                 const Lists& lists, const Finish& f) {
   constexpr int64_t kOutputs = V::L / S;
   const int64_t units = (l.pad + kOutputs - 1) / kOutputs, groups = (l.in + 4 * S - 1) / (4 * S);
   for (int64_t first = 0; first < units; first += l.skip_chunk) {
     const uint8_t* w = blob + l.skip_weights + first * groups * 4 * V::L;
     const Finish here = Finish::at(f, first * kOutputs);
-    const int64_t next = first ? 0 : ahead;
+    const Ahead next = first ? Ahead{} : ahead;
     switch (units - first < l.skip_chunk ? units - first : l.skip_chunk) {
       case 1: skip_chunk<S, 1, R>(x, stride, rows, l.in, next, lists, w, here); break;
       case 2: skip_chunk<S, 2, R>(x, stride, rows, l.in, next, lists, w, here); break;
@@ -73,12 +68,16 @@ __attribute__((noinline)) int64_t make_lists(const uint8_t* x, int64_t stride, i
 }
 
 // the time of a form in that of the dense one, where `share` of the groups on its lists are not zero
-FI double cost(const Way& way, double share) { return way.fixed + way.slope * share; }
+FI double cost(const Way& way, double share) {
+  // measured at 1/4 and 3/4; where that line starts below 0 (many groups leave the first cache), few cost their part
+  if (way.fixed < 0 && share < 0.25) return (4 * way.fixed + way.slope) * share;
+  return way.fixed + way.slope * share;
+}
 
 // Runs the first layer in a zero-skipping form if that is the quickest way for these rows. A few rows tell: lists that
 // come to nothing would cost a dense block a tenth of its time.
 template <int S>
-bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, int64_t rows, int64_t ahead,
+bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, int64_t rows, const Ahead& ahead,
              const Lists& lists, const Finish& f) {
   constexpr int R = V::kTogether;
   constexpr int64_t kLooks = 2;

@@ -83,12 +83,22 @@ FI void put_sums(const V::I* a, const Finish& f, int64_t row) {
   else put_all<S, N, false>(a, f, row);
 }
 
+// The bytes that the next block will read: fetched little by little, as all at once would wait for memory.
+struct Ahead {
+  const uint8_t* x;  // or null
+  int64_t stride, bytes;
+
+  FI Ahead at(const Ahead& a, int64_t row) { return {a.x ? a.x + row * a.stride : nullptr, a.stride, a.bytes}; }
+};
+
 // R rows times N vectors of outputs; rows from `count` on repeat the last one and are not written
 template <int S, int N, int R>
 __attribute__((noinline)) void dense_tile(const uint8_t* x, int64_t stride, int64_t count, int64_t in,
-                                          int64_t ahead, const uint8_t* w, const Finish& given) {
+                                          const Ahead& ahead, const uint8_t* w, const Finish& given) {
   const Finish f = given;  // a copy: stores of bytes could change what lies in memory
   constexpr int kGroup = 4 * S, kVector = 4 * V::L;
+  const uint8_t* next = ahead.x;
+  const int64_t lines = ahead.bytes > in ? 128 : 64, apart = ahead.stride;  // windows: more to fetch than to multiply
   const uint8_t* rows[R];
   EACH(r, R, rows[r] = x + (r < count ? r : count - 1) * stride;)
   V::I a[R][N];
@@ -96,7 +106,11 @@ __attribute__((noinline)) void dense_tile(const uint8_t* x, int64_t stride, int6
   const int64_t whole = in / kGroup * kGroup;
   int64_t k = 0;
   for (; k < whole; k += kGroup) {
-    if (ahead && k % 64 == 0) { EACH(r, R, __builtin_prefetch(rows[r] + k + ahead, 0, 3);) }
+    if (next && k % 64 == 0) {
+      EACH(r, R, __builtin_prefetch(next + r * apart, 0, 3);)
+      if (lines > 64) { EACH(r, R, __builtin_prefetch(next + r * apart + 64, 0, 3);) }
+      next += lines;
+    }
     V::X p[R];
     EACH(r, R, p[r] = V::broadcast<S>(rows[r] + k);)
     EACH(n, N, const V::W v = V::kept(V::weight(w + n * kVector));
@@ -152,8 +166,8 @@ FI int64_t segments(int64_t in) { return (in / (4 * S) + kSegment - 1) / kSegmen
 // the last one and are not written. Each weight that is loaded serves R rows.
 template <int S, int N, int R>
 __attribute__((noinline)) void skip_tile(const uint8_t* x, int64_t stride, int64_t count, int64_t in,
-                                         const uint8_t* list, const int32_t* counts, const uint8_t* w,
-                                         const Finish& given) {
+                                         const uint8_t* list, const int32_t* counts, const Ahead& ahead,
+                                         const uint8_t* w, const Finish& given) {
   const Finish f = given;  // a copy: stores of bytes could change what lies in memory
   // U groups at a time in sums of their own, where a single chain would wait for each product
   constexpr int kGroup = 4 * S, kVector = 4 * V::L, kSums = N * R;
@@ -163,12 +177,18 @@ __attribute__((noinline)) void skip_tile(const uint8_t* x, int64_t stride, int64
   V::I a[U][R][N];
   EACH(u, U, EACH(r, R, EACH(n, N, a[u][r][n] = V::zero();)))
   const int64_t whole = in / kGroup, parts = segments<S>(in);
+  const uint8_t* next = ahead.x;
+  const uint8_t* end = next ? next + (R - 1) * ahead.stride + ahead.bytes : nullptr;  // gaps between rows are small
   for (int64_t part = 0; part < parts; part++) {
     const uint8_t* mine = w + part * kSegment * N * kVector;
     const uint8_t* at = list + part * kListBytes;
     const int count = counts[part];
     int j = 0;
     for (; j + U <= count; j += U) {
+      if (next < end) {
+        __builtin_prefetch(next, 0, 3);
+        next += 64;
+      }
       EACH(u, U, const size_t g = at[j + u];
         V::X p[R];
         EACH(r, R, p[r] = V::broadcast<S>(rows[r] + g * kGroup);)
