@@ -3,8 +3,8 @@
     python benchmarks/zero_shares.py --out records/cpu-zeros-DATE.json [--quick] [--hidden 40,128,512]
 
 Rows: groups drawn for each row anew (``random``; lists that rows share are then long), the same groups in all rows
-(``aligned``), runs of 300 rows of each (``mixed``), and MNIST's. Rounds visit the three ways in turn; the median over the
-rounds counts. `auto_to_best` is the time of ``auto`` over that of the quicker of the other two.
+(``aligned``), runs of 300 rows of each (``mixed``), and MNIST's. Rounds visit the three ways in turn; the median over
+the rounds counts. `auto_to_best` is the time of ``auto`` over that of the quicker of the other two.
 """
 
 from __future__ import annotations

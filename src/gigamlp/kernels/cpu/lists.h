@@ -85,14 +85,19 @@ bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, i
   bool together = R > 1 && rows >= R;
   if (together || net.zeros == kAuto) {
     const int64_t looks = rows < kLooks * R ? 1 : kLooks, apart = rows / looks * stride, some = rows < R ? rows : R;
-    int64_t one = 0, joint = 0;
-    for (int64_t i = 0; i < looks; i++) {
-      one += make_lists<S, 1>(x + i * apart, stride, some, l.in, lists);
-      if (together) joint += make_lists<S, R>(x + i * apart, stride, some, l.in, lists);
-    }
     const double groups = (double)(l.in / (4 * S) * looks);
-    const double apiece = groups > 0 ? cost(net.ways[0], (double)one / (groups * (double)some)) : 2.0;
-    const double jointly = together && groups > 0 ? cost(net.ways[1], (double)joint / groups) : apiece;
+    double apiece = 2.0, jointly = 2.0, least = 0.0;
+    if (together && groups > 0) {
+      int64_t found = 0;
+      for (int64_t i = 0; i < looks; i++) found += make_lists<S, R>(x + i * apart, stride, R, l.in, lists);
+      jointly = cost(net.ways[1], (double)found / groups);
+      least = cost(net.ways[0], (double)found / groups / R);  // what rows share, one of them has: it takes no less
+    }
+    if (groups > 0 && least < 1.0 && least < jointly) {
+      int64_t found = 0;
+      for (int64_t i = 0; i < looks; i++) found += make_lists<S, 1>(x + i * apart, stride, some, l.in, lists);
+      apiece = cost(net.ways[0], (double)found / (groups * (double)some));
+    }
     if (net.zeros == kAuto && apiece > 1.0 && jointly > 1.0) return false;
     together = together && jointly < apiece;
   }
