@@ -82,7 +82,7 @@ bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, i
   constexpr int R = V::kTogether;
   constexpr int64_t kLooks = 2;
   if (l.skip_span != S || l.skip_chunk == 0) return false;
-  bool together = R > 1 && rows >= R;
+  bool together = R > 1 && rows >= R, made = false;
   if (together || net.zeros == kAuto) {
     const int64_t looks = rows < kLooks * R ? 1 : kLooks, apart = rows / looks * stride, some = rows < R ? rows : R;
     const double groups = (double)(l.in / (4 * S) * looks);
@@ -96,6 +96,7 @@ bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, i
     if (groups > 0 && least < 1.0 && least < jointly) {
       int64_t found = 0;
       for (int64_t i = 0; i < looks; i++) found += make_lists<S, 1>(x + i * apart, stride, some, l.in, lists);
+      made = some == rows;
       apiece = cost(net.ways[0], (double)found / (groups * (double)some));
     }
     if (net.zeros == kAuto && apiece > 1.0 && jointly > 1.0) return false;
@@ -105,7 +106,7 @@ bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, i
     make_lists<S, R>(x, stride, rows, l.in, lists);
     skip_layer<S, R>(l, net.blob, x, stride, rows, ahead, lists, f);
   } else {
-    make_lists<S, 1>(x, stride, rows, l.in, lists);
+    if (!made) make_lists<S, 1>(x, stride, rows, l.in, lists);
     skip_layer<S, 1>(l, net.blob, x, stride, rows, ahead, lists, f);
   }
   return true;
