@@ -138,6 +138,7 @@ FLOORS = {
     "guard": 5,
     "hosted": 5,
     "tune": 5,
+    "unsure": 5,
     "bench": 6,
     "doctor": 6,
     "estimator": 6,

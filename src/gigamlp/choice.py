@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.engines import registry
 from gigamlp.engines.base import Engine, Unsupported
+from gigamlp.engines.cascades import for_model
 from gigamlp.errors import DeviceError, InvalidInput, PlanMismatch
 from gigamlp.ladder import Ladder, Rung, default_batches
 from gigamlp.measure.telemetry import machine_fingerprint, resolve_device
@@ -16,7 +18,7 @@ from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate, Plan
 from gigamlp.spec import INPUT_DTYPES, OUTPUTS, Spec, Variant
 
-__all__ = ["Choice", "EngineChoice", "PlanChoice", "from_engine", "from_plan"]
+__all__ = ["Choice", "EngineChoice", "Ladders", "PlanChoice", "from_engine", "from_plan"]
 
 _SESSION_US = 5.0  # what the Session itself adds to a run: slicing, a lock, copying the answers out
 # Without a Plan a run of b rows is taken to cost as much as b rows and these many more.
@@ -66,6 +68,29 @@ class Choice(Protocol):
     def host_ladder(self, input_dtype: str, output: str) -> Ladder | None:
         """Return the batches for such rows in host memory, where they were measured from there; else None."""
         ...
+
+
+class Ladders:
+    """The ladders of a choice, each made when it is first asked for."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self._device: dict[tuple[str, str], Ladder] = {}
+        self._host: dict[tuple[str, str], Ladder | None] = {}
+
+    def on_device(self, dtype: str, output: str) -> Ladder:
+        """Return the ladder for rows on the device."""
+        if (dtype, output) not in self._device:
+            self._device[dtype, output] = self._choice.ladder(dtype, output)
+        return self._device[dtype, output]
+
+    def on_host(self, dtype: str, output: str) -> Ladder | None:
+        """Return the ladder for host rows of a choice on a GPU, where the plan measured them from there."""
+        if self._choice.device == "cpu":
+            return None
+        if (dtype, output) not in self._host:
+            self._host[dtype, output] = self._choice.host_ladder(dtype, output)
+        return self._host[dtype, output]
 
 
 # ---- from a Plan ----------------------------------------------------------------------------------------------------
@@ -134,7 +159,7 @@ def _rung(c: Candidate, output: str) -> Rung:
     return Rung(replace(c.spec, output=output), c.engine, c.variant, cost + _SESSION_US, planned_us=cost)
 
 
-def from_plan(mlp: MLP, plan: Plan, device: str, *, retune: bool) -> PlanChoice:
+def from_plan(mlp: Model, plan: Plan, device: str, *, retune: bool) -> PlanChoice:
     """Check that `plan` holds for `mlp`, `device` and this machine, and return its winners; else `retune` replaces it.
 
     Raises
@@ -154,7 +179,7 @@ def from_plan(mlp: MLP, plan: Plan, device: str, *, retune: bool) -> PlanChoice:
     return PlanChoice(plan, winners, _devices(winners)[0])
 
 
-def _mismatch(mlp: MLP, plan: Plan, winners: Sequence[Candidate], device: str) -> str | None:
+def _mismatch(mlp: Model, plan: Plan, winners: Sequence[Candidate], device: str) -> str | None:
     planned, *others = _devices(winners)
     if others:
         return "the plan holds winners for several devices"
@@ -173,7 +198,7 @@ def _devices(winners: Sequence[Candidate]) -> list[str]:
     return found or ["cpu"]
 
 
-def _retune(mlp: MLP, winners: Sequence[Candidate], device: str) -> Plan:
+def _retune(mlp: Model, winners: Sequence[Candidate], device: str) -> Plan:
     """Tune again for the Specs of the old winners, on the old device if it is here and no other was asked for."""
     from gigamlp import tune
 
@@ -203,7 +228,7 @@ def _retune(mlp: MLP, winners: Sequence[Candidate], device: str) -> Plan:
 class EngineChoice:
     """One engine, with batch sizes that are not measured."""
 
-    mlp: MLP
+    mlp: Model
     engine: Engine
     device: str
     dtypes: tuple[str, ...]
@@ -266,8 +291,16 @@ def _cuda_memory(device: str) -> int:
     return min(_CUDA_MEMORY, torch.cuda.get_device_properties(device).total_memory // 16)
 
 
+def _default_engine(mlp: Model, device: str) -> str:
+    """Return the engine that runs `mlp` if none is named: a cascade needs one that can gather rows."""
+    if isinstance(mlp, MLP):
+        return "torch_eager" if find_spec("torch") is not None else "numpy"
+    native = registry.engine("cpu_fused").unavailable("cpu") is None
+    return "cuda_fused" if device.startswith("cuda") else "cpu_fused" if native else "numpy"
+
+
 def from_engine(
-    mlp: MLP,
+    mlp: Model,
     device: str,
     *,
     engine: str | None = None,
@@ -286,9 +319,9 @@ def from_engine(
     """
     if variant is not None and engine is None:
         raise InvalidInput("a variant needs its engine; name it too, e.g. engine='torch_eager'")
-    name = engine or ("torch_eager" if find_spec("torch") is not None else "numpy")
-    chosen = registry.engine(name)
-    place = "cpu" if device == "auto" and name == "numpy" else resolve_device(device)
+    name = engine or _default_engine(mlp, device)
+    chosen = for_model(registry.engine(name), mlp)
+    place = "cpu" if device == "auto" and (name == "numpy" or isinstance(mlp, Cascade)) else resolve_device(device)
     reason = chosen.unavailable(place)
     if reason is not None:
         raise Unsupported(f"engine {name!r} cannot run on {place}: {reason}")
@@ -300,7 +333,8 @@ def from_engine(
     dtypes, refused = [], {}
     for dtype in INPUT_DTYPES:
         try:
-            chosen.variants(mlp, Spec(place, 1, dtype, "logits", threads=threads))
+            output = "logits" if isinstance(mlp, MLP) else "class"
+            chosen.variants(mlp, Spec(place, 1, dtype, output, threads=threads))
             dtypes.append(dtype)
         except Unsupported as error:
             refused[dtype] = error.reason

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
+from gigamlp.cascade import Model
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
 from gigamlp.hosted import budget_shares, contenders, places
@@ -26,7 +27,7 @@ Array = NDArray[Any]
 
 
 def optimize(
-    mlp: MLP,
+    mlp: Model,
     device: str = "auto",
     batch: int | Sequence[int] = (1, 1024, 65536),
     input_dtype: str = "uint8",
@@ -48,7 +49,7 @@ def optimize(
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     batch : int or sequence of int
@@ -165,9 +166,9 @@ def optimize(
     return plan
 
 
-def _ranges(mlp: MLP, input_dtype: str, gate: Gate, calibration: ArrayLike | None) -> dict[str, Array] | None:
+def _ranges(mlp: Model, input_dtype: str, gate: Gate, calibration: ArrayLike | None) -> dict[str, Array] | None:
     """Return what bytes in hidden layers must hold, from the rows that were given; None where no scheme needs it."""
-    if mlp.scheme is not None or input_dtype not in RANGES:
+    if not isinstance(mlp, MLP) or mlp.scheme is not None or input_dtype not in RANGES:
         return None
     if calibration is None and not gate.given:
         return None

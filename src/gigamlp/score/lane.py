@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Model
 from gigamlp.errors import Unsupported
 from gigamlp.hosted import is_staged
 from gigamlp.inputs import Check, as_rows, target_dtype, value_check
 from gigamlp.ladder import Rung
-from gigamlp.mlp import MLP
 from gigamlp.runners import Bound, Runners
 from gigamlp.session import Session
 from gigamlp.staging import as_host_tensor, fill
@@ -166,7 +166,7 @@ class Lanes:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.mlp: MLP = session.mlp
+        self.mlp: Model = session.mlp
         self._made: dict[tuple[str, str], Lane | None] = {}
 
     def predict(self, x: Array) -> Array:
