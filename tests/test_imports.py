@@ -104,6 +104,7 @@ FLOORS = {
     "errors": 1,
     "measure": 1,
     "byteform": 2,
+    "calibration": 2,
     "cascade": 2,
     "codes": 2,
     "cuda_graph": 2,
