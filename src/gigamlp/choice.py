@@ -269,7 +269,9 @@ class EngineChoice:
         variants = list(self.engine.variants(self.mlp, spec, full=True))
         if not variants:
             raise Unsupported(f"engine {self.engine.name!r} has no variant for {spec.label}")
-        exact = (v for v in variants if v.get("compute") == "float32")
+        plain = isinstance(self.mlp, Cascade) and any(stage.scheme is None for stage in self.mlp.stages)
+        keys = ("compute", "scheme") if plain and not self.named else ("compute",)  # it was calibrated in float32
+        exact = (v for v in variants if "float32" in [v.get(key) for key in keys])
         return next(exact, variants[0])
 
     def _default_batches(self, input_dtype: str) -> tuple[int, ...]:

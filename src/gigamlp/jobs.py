@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.cascade import Cascade, Model
 from gigamlp.engines.base import Runner
-from gigamlp.engines.cascades import for_model, joined
+from gigamlp.engines.cascades import CascadeRunner, for_model, joined
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import InvalidInput, MeasurementError
 from gigamlp.integer import RANGES
@@ -238,7 +238,7 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
         accuracy=bench.accuracy,
         roof_share=_roof_share(bench, times, roofs),
         clock_mhz=None if clock_mhz is None else float(clock_mhz),
-        note=None if times.repeats >= 5 else f"only {times.repeats} repeats",
+        note=_note(bench, times),
     )
     if bench.h2d is not None and bench.d2h is not None and spec.is_cuda:
         parts = split(bench.h2d, launch(bench.runner), bench.d2h, clock)
@@ -248,6 +248,16 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
     elif spec.is_cuda:
         row = replace(row, enqueue_us=split(None, bench.work, None, clock).enqueue_us)
     return row, list(p.samples)
+
+
+def _note(bench: _Bench, times: Throughput) -> str | None:
+    parts = [] if times.repeats >= 5 else [f"only {times.repeats} repeats"]
+    if isinstance(bench.job.mlp, Cascade):  # its speed is that for these rows
+        before = cast("CascadeRunner", bench.runner).totals
+        bench.runner.run(bench.runner.input)
+        rows, *went_on = (b - a for a, b in zip(before, cast("CascadeRunner", bench.runner).totals, strict=True))
+        parts.append("unsure: " + ", ".join(f"{count / rows:.2%}" for count in went_on))
+    return "; ".join(parts) or None
 
 
 def _scheme(job: Job) -> str | None:

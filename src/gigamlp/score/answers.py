@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gigamlp.cascade import Model
+from gigamlp.cascade import Cascade, Model
 from gigamlp.errors import InvalidInput
 from gigamlp.inputs import as_rows, target_dtype, unusable_rows
 from gigamlp.score.blocks import Block, Reject
@@ -73,6 +73,8 @@ def fields(mlp: Model, outputs: Sequence[str]) -> tuple[Field, ...]:
 
 
 def _field(mlp: Model, output: str) -> Field:
+    if isinstance(mlp, Cascade) and output in OUTPUTS and output != "class":
+        raise InvalidInput(f"a cascade answers with class, not with {output}: score with its last stage for that")
     k, head = mlp.outputs, mlp.head
     if output == "class":
         if head == "regression":

@@ -18,6 +18,7 @@ from gigamlp.errors import Unsupported
 from gigamlp.hosted import is_staged
 from gigamlp.inputs import Check, as_rows, target_dtype, value_check
 from gigamlp.ladder import Rung
+from gigamlp.mlp import MLP
 from gigamlp.runners import Bound, Runners
 from gigamlp.session import Session
 from gigamlp.staging import as_host_tensor, fill
@@ -212,7 +213,7 @@ class Lanes:
             return None  # measured: the CPU, or a kernel that reads host memory, answers sooner
         rung = session._ladder(dtype, output).cut(rows)[0].rung
         ranges = session._choice.ranges
-        if mlp.columns is not None and mlp.features_read <= _WINDOW * mlp.features:
+        if isinstance(mlp, MLP) and mlp.columns is not None and mlp.features_read <= _WINDOW * mlp.features:
             narrow = mlp.with_(columns=None, features=0)
             try:
                 return Lane(rung, Runners(narrow, session.device, ranges), mlp.columns)
