@@ -144,6 +144,7 @@ FLOORS = {
     "doctor": 6,
     "estimator": 6,
     "frontier": 6,
+    "propose": 6,
     "report": 6,
     "reproduce": 6,
     "score": 6,
