@@ -143,6 +143,7 @@ FLOORS = {
     "bench": 6,
     "doctor": 6,
     "estimator": 6,
+    "cascades": 6,
     "frontier": 6,
     "propose": 6,
     "report": 6,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from gigamlp.cascade import Model
+from gigamlp.calibration import scheme_logits
+from gigamlp.cascade import Cascade, Model
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
 from gigamlp.hosted import budget_shares, contenders, places
@@ -156,6 +158,7 @@ def optimize(
             "max_disagreement": gate.max_disagreement,
             "budget_s": budget_s,
             "full": effort.full,
+            **_of_cascade(mlp, gate),
             **({} if gate.ranges is None else {"hidden_ranges": {k: v.tolist() for k, v in gate.ranges.items()}}),
         },
     )
@@ -164,6 +167,21 @@ def optimize(
         if not answered:
             _explain_no_winner(plan, spec, budget_s is not None and clock.now() >= began + budget_s)
     return plan
+
+
+def _of_cascade(mlp: Model, gate: Gate) -> dict[str, Any]:
+    """Return what a Plan says of a cascade: its times are those of rows of which this share went on."""
+    if not isinstance(mlp, Cascade):
+        return {}
+    deciding = mlp.decide(gate.x, scheme_logits)[1]
+    unsure = [float((deciding > index).mean()) for index in range(len(mlp.thresholds))]
+    return {
+        "cascade": {
+            "stages": [stage.name for stage in mlp.stages],
+            "thresholds": [each if math.isfinite(each) else None for each in mlp.thresholds],
+            "unsure": unsure,
+        }
+    }
 
 
 def _ranges(mlp: Model, input_dtype: str, gate: Gate, calibration: ArrayLike | None) -> dict[str, Array] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from cyclopts import Parameter
 
 from gigamlp.cli.context import DEFAULTS, Common, Given, UsageError, check_out
@@ -93,6 +92,8 @@ def _describe(made: Cascade, x: Any, y: Any) -> dict[str, Any]:
 
 def _shares(made: Cascade, x: Any, y: Any) -> dict[str, Any]:
     """Return the shares of rows that go on from each stage, and with labels the accuracy of cascade and last stage."""
+    import numpy as np
+
     from gigamlp.calibration import scheme_logits
 
     ids, deciding = made.decide(x, scheme_logits)
