@@ -297,8 +297,9 @@ def _default_engine(mlp: Model, device: str) -> str:
     """Return the engine that runs `mlp` if none is named: a cascade needs one that can gather rows."""
     if isinstance(mlp, MLP):
         return "torch_eager" if find_spec("torch") is not None else "numpy"
-    native = registry.engine("cpu_fused").unavailable("cpu") is None
-    return "cuda_fused" if device.startswith("cuda") else "cpu_fused" if native else "numpy"
+    if resolve_device(device) != "cpu" and getattr(registry.engine("cuda_fused"), "cascades", False):
+        return "cuda_fused"
+    return "numpy" if registry.engine("cpu_fused").unavailable("cpu") else "cpu_fused"
 
 
 def from_engine(
@@ -323,7 +324,8 @@ def from_engine(
         raise InvalidInput("a variant needs its engine; name it too, e.g. engine='torch_eager'")
     name = engine or _default_engine(mlp, device)
     chosen = for_model(registry.engine(name), mlp)
-    place = "cpu" if device == "auto" and (name == "numpy" or isinstance(mlp, Cascade)) else resolve_device(device)
+    on_cpu = name == "numpy" or (isinstance(mlp, Cascade) and name != "cuda_fused")
+    place = "cpu" if device == "auto" and on_cpu else resolve_device(device)
     reason = chosen.unavailable(place)
     if reason is not None:
         raise Unsupported(f"engine {name!r} cannot run on {place}: {reason}")
