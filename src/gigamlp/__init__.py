@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 # public name -> the module that defines it ("" = the name is itself a submodule)
 _PUBLIC = {
     "GigaMLPClassifier": "gigamlp.estimator",
+    "Cascade": "gigamlp.cascade",
     "MLP": "gigamlp.mlp",
     "Layer": "gigamlp.mlp",
     "Plan": "gigamlp.plan",
@@ -32,6 +33,7 @@ _PUBLIC = {
     "Session": "gigamlp.session",
     "Spec": "gigamlp.spec",
     "agreement": "gigamlp.quantize",
+    "calibrate": "gigamlp.calibration",
     "from_onnx": "gigamlp.convert.onnx",
     "from_sklearn": "gigamlp.convert.sklearn",
     "from_torch": "gigamlp.convert.torch",
@@ -52,6 +54,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "Cascade",
     "GigaMLPClassifier",
     "MLP",
     "Layer",
@@ -62,6 +65,7 @@ __all__ = [
     "Spec",
     "__version__",
     "agreement",
+    "calibrate",
     "convert",
     "data",
     "engines",
@@ -85,6 +89,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gigamlp import convert, data, engines, errors, measure, models, train
+    from gigamlp.calibration import calibrate
+    from gigamlp.cascade import Cascade
     from gigamlp.convert.c import to_c
     from gigamlp.convert.numpy_script import to_numpy_script
     from gigamlp.convert.onnx import from_onnx, to_onnx

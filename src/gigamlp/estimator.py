@@ -217,9 +217,12 @@ class GigaMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "mlp_" in state:
+            from gigamlp.mlp import MLP
             from gigamlp.modelfile import unpack
 
-            self._keep(unpack(state["mlp_"], "the pickled classifier"))
+            mlp = unpack(state["mlp_"], "the pickled classifier")
+            assert isinstance(mlp, MLP)
+            self._keep(mlp)
 
 
 def _narrow(x: Array) -> Array:

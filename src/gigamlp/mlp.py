@@ -16,7 +16,7 @@ from gigamlp.activations import apply_activation, logistic
 from gigamlp.errors import InvalidInput, ModelError
 from gigamlp.layers import Layer, Scheme, frozen
 
-__all__ = ["HEADS", "MLP", "Layer", "Scheme", "load"]
+__all__ = ["HEADS", "MLP", "Layer", "Scheme", "check_rows", "load"]
 
 HEADS = ("softmax", "sigmoid", "multilabel", "regression")
 MAX_FEATURES = 2**31 - 1  # kernels count the features of a row in 32 bits
@@ -204,18 +204,7 @@ class MLP:
 
     def check_rows(self, x: Any) -> Array:
         """Return `x` as a 2-D numeric array of the right width, or raise `InvalidInput` saying what is wrong."""
-        try:
-            rows = np.asarray(x)
-        except ValueError as error:
-            raise InvalidInput(f"rows must have shape [n, {self.features}] and be numbers: {error}") from error
-        if rows.dtype.kind not in "buif":
-            raise InvalidInput(f"rows must be numbers, got dtype {rows.dtype}")
-        if rows.ndim != 2:
-            hint = "; one row is x[None, :]" if rows.ndim == 1 else "; images are x.reshape(len(x), -1)"
-            raise InvalidInput(f"rows must have shape [n, {self.features}], got {list(rows.shape)}{hint}")
-        if rows.shape[1] != self.features:
-            raise InvalidInput(f"rows have {rows.shape[1]} features, {self.name!r} takes {self.features}")
-        return rows
+        return check_rows(x, self.features, self.name)
 
     def logits(self, x: ArrayLike) -> Array:
         """Return float32 logits of shape [n, outputs] for rows `x` of shape [n, features]."""
@@ -278,6 +267,18 @@ class MLP:
             return (logits[:, 0] > 0).astype(np.int64)
         return np.asarray(np.argmax(logits, axis=1), dtype=np.int64)
 
+    def margins(self, logits: Array) -> Array:
+        """Turn logits [n, outputs] into the differences of the two largest ones [n]; NaN where a logit is NaN.
+
+        The two of ``sigmoid`` are 0 and its logit.
+        """
+        if self.head not in ("softmax", "sigmoid") or (self.head == "softmax" and self.outputs < 2):
+            raise InvalidInput(f"head {self.head!r} with {self.outputs} outputs has no margin: that takes two classes")
+        if self.head == "sigmoid":
+            return np.abs(logits[:, 0])
+        top = np.partition(logits, self.outputs - 2, axis=1)
+        return np.asarray(top[:, -1] - top[:, -2])
+
     def labels(self, class_ids: Array) -> Array:
         """Turn class indices into class labels."""
         if self.classes is None:
@@ -327,13 +328,34 @@ class MLP:
         return hash(self.digest())
 
 
-def load(path: str | os.PathLike[str]) -> MLP:
-    """Read an MLP that `MLP.save` wrote, or a shipped model by its name.
+def check_rows(x: Any, features: int, name: str) -> Array:
+    """Return `x` as a 2-D numeric array of `features` columns for the model `name`, or raise `InvalidInput`."""
+    try:
+        rows = np.asarray(x)
+    except ValueError as error:
+        raise InvalidInput(f"rows must have shape [n, {features}] and be numbers: {error}") from error
+    if rows.dtype.kind not in "buif":
+        raise InvalidInput(f"rows must be numbers, got dtype {rows.dtype}")
+    if rows.ndim != 2:
+        hint = "; one row is x[None, :]" if rows.ndim == 1 else "; images are x.reshape(len(x), -1)"
+        raise InvalidInput(f"rows must have shape [n, {features}], got {list(rows.shape)}{hint}")
+    if rows.shape[1] != features:
+        raise InvalidInput(f"rows have {rows.shape[1]} features, {name!r} takes {features}")
+    return rows
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read an MLP or Cascade that its `save` wrote, or a shipped model by its name.
 
     Parameters
     ----------
     path : path-like
         A file, or one of `gigamlp.models.names`: ``load("mnist-40")``. A file of that name comes first.
+
+    Returns
+    -------
+    MLP or Cascade
+        By what the file holds.
 
     Raises
     ------

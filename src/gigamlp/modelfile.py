@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,47 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from gigamlp._atomic import write_bytes
+from gigamlp.cascade import Calibration, Cascade
 from gigamlp.errors import FileFormatError, ModelError
 from gigamlp.mlp import MLP, Layer, Scheme
 
 __all__ = ["FORMAT_VERSION", "load", "pack", "save", "unpack"]
 
 FORMAT = "gigamlp-mlp"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # the newest that is read; an MLP is written as 1, a cascade as 2
+_THRESHOLDS = "cascade.thresholds"
+
+Tensors = dict[str, "np.ndarray[Any, Any]"]
 
 
-def pack(mlp: MLP, dtype: str = "float32") -> bytes:
-    """Return the bytes of the model file for `mlp`, the same bytes for equal MLPs."""
+def pack(model: MLP | Cascade, dtype: str = "float32") -> bytes:
+    """Return the bytes of the model file for `model`, the same bytes for equal models."""
     if dtype not in ("float32", "float16"):
         raise ModelError(f"dtype must be 'float32' or 'float16', got {dtype!r}")
-    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    if isinstance(model, MLP):
+        own, tensors = _parts(model, dtype)
+        header = {"format": FORMAT, "format_version": 1, **own}
+    else:
+        tensors = {_THRESHOLDS: np.asarray(model.thresholds, np.float32)}
+        stages = []
+        for index, stage in enumerate(model.stages):
+            own, arrays = _parts(stage, dtype)
+            stages.append(own)
+            tensors.update({f"stages.{index}.{key}": array for key, array in arrays.items()})
+        header = {
+            "format": FORMAT,
+            "format_version": 2,
+            "kind": "cascade",
+            "name": model.name,
+            "stages": stages,
+            "calibration": None if model.calibration is None else asdict(model.calibration),
+        }
+    return save_tensors(tensors, metadata={"gigamlp": json.dumps(header, sort_keys=True)})
+
+
+def _parts(mlp: MLP, dtype: str) -> tuple[dict[str, Any], Tensors]:
+    """Return the header fields and the tensors of one MLP."""
+    tensors: Tensors = {}
     for index, layer in enumerate(mlp.layers):
         tensors[f"layers.{index}.weight"] = _stored(layer.weight, dtype, f"layer {index}'s weight")
         if layer.bias is not None:
@@ -36,8 +64,6 @@ def pack(mlp: MLP, dtype: str = "float32") -> bytes:
     if mlp.scheme is not None:
         tensors.update({f"scheme.{key}": np.asarray(value) for key, value in mlp.scheme.arrays.items()})
     header = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
         "name": mlp.name,
         "activations": [layer.activation for layer in mlp.layers],
         "head": mlp.head,
@@ -47,7 +73,7 @@ def pack(mlp: MLP, dtype: str = "float32") -> bytes:
         "per_feature": {"scale": np.ndim(mlp.input_scale) == 1, "offset": np.ndim(mlp.input_offset) == 1},
         "scheme": None if mlp.scheme is None else mlp.scheme.name,
     }
-    return save_tensors(tensors, metadata={"gigamlp": json.dumps(header, sort_keys=True)})
+    return header, tensors
 
 
 def _stored(array: Any, dtype: str, what: str) -> np.ndarray[Any, Any]:
@@ -58,15 +84,15 @@ def _stored(array: Any, dtype: str, what: str) -> np.ndarray[Any, Any]:
     return stored
 
 
-def unpack(data: bytes, where: str = "model") -> MLP:
-    """Return the MLP in `data`. `where` names the source in error messages.
+def unpack(data: bytes, where: str = "model") -> MLP | Cascade:
+    """Return the MLP or Cascade in `data`. `where` names the source in error messages.
 
     Raises
     ------
     FileFormatError
         If the bytes are not a gigamlp model file, or of a newer format version than this program knows.
     ModelError
-        If the file is sound but what it describes is not an MLP.
+        If the file is sound but what it describes is no MLP or Cascade.
     """
     header = _header(data, where)
     try:
@@ -74,14 +100,32 @@ def unpack(data: bytes, where: str = "model") -> MLP:
     except (SafetensorError, ValueError, KeyError) as error:
         raise FileFormatError(f"{where}: damaged safetensors file: {error}") from error
     try:
-        mlp = _mlp(header, tensors)
+        model = _mlp(header, tensors) if header["format_version"] == 1 else _cascade(header, tensors)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise FileFormatError(f"{where}: the model header is incomplete or malformed: {error!r}") from error
     if tensors:
         raise FileFormatError(f"{where}: tensors that belong to no part of the model: {', '.join(sorted(tensors))}")
-    return mlp
+    return model
+
+
+def _cascade(header: dict[str, Any], tensors: dict[str, Any]) -> Cascade:
+    """Build the Cascade, taking each tensor that belongs to it out of `tensors`."""
+    if header["kind"] != "cascade":
+        raise ValueError(f"kind {header['kind']!r} is not known; version 2 has 'cascade'")
+    stages = []
+    for index, described in enumerate(header["stages"]):
+        prefix = f"stages.{index}."
+        own = {key.removeprefix(prefix): tensors.pop(key) for key in [k for k in tensors if k.startswith(prefix)]}
+        stages.append(_mlp(described, own))
+        tensors.update({prefix + key: array for key, array in own.items()})  # what no part took
+    thresholds = tensors.pop(_THRESHOLDS)
+    if thresholds.dtype != np.float32 or thresholds.ndim != 1:
+        raise ValueError(f"{_THRESHOLDS} must be float32 [stages - 1], not {thresholds.dtype} {list(thresholds.shape)}")
+    given = header["calibration"]
+    calibration = None if given is None else Calibration(**given)
+    return Cascade(tuple(stages), tuple(thresholds.tolist()), calibration, header["name"])
 
 
 def _mlp(header: dict[str, Any], tensors: dict[str, Any]) -> MLP:
@@ -146,13 +190,13 @@ def _header(data: bytes, where: str) -> dict[str, Any]:
     return header
 
 
-def save(mlp: MLP, path: str | os.PathLike[str], dtype: str = "float32") -> None:
-    """Write `mlp` to `path` atomically, weights as `dtype` (float32 or float16)."""
-    write_bytes(path, pack(mlp, dtype))
+def save(model: MLP | Cascade, path: str | os.PathLike[str], dtype: str = "float32") -> None:
+    """Write `model` to `path` atomically, weights as `dtype` (float32 or float16)."""
+    write_bytes(path, pack(model, dtype))
 
 
-def load(path: str | os.PathLike[str]) -> MLP:
-    """Read an MLP from a file.
+def load(path: str | os.PathLike[str]) -> MLP | Cascade:
+    """Read an MLP or Cascade from a file.
 
     Raises
     ------

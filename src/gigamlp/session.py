@@ -12,17 +12,19 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.choice import Choice, from_engine, from_plan
 from gigamlp.errors import DeviceError, InvalidInput
 from gigamlp.hosted import run_from_host
 from gigamlp.inputs import Rows, as_rows, is_plain, value_check
 from gigamlp.mlp import MLP
-from gigamlp.outputs import allocate, check_out, label_tensor
+from gigamlp.outputs import allocate, check_out, destination, label_tensor
 from gigamlp.plan import Plan
 from gigamlp.routes import Routes
 from gigamlp.runners import Runners
 from gigamlp.single import direct_call
 from gigamlp.spec import Variant
+from gigamlp.unsure import unsure_of
 
 __all__ = ["Session"]
 
@@ -30,7 +32,7 @@ Array = NDArray[Any]
 
 
 class Session:
-    """Run an MLP on any number of rows.
+    """Run an MLP or Cascade on any number of rows. Of a cascade, `unsure` counts the rows that went on.
 
     Rows may be NumPy, torch (CPU or CUDA), anything with DLPack, or what ``np.asarray`` reads. The answers are of the
     same kind, on the same device and stream, in memory that the caller owns: a later call never changes them. DLPack
@@ -38,7 +40,7 @@ class Session:
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     plan : Plan, optional
         From `gigamlp.optimize`. Without one, the engine is ``torch_eager`` in float32 if torch is installed, else
         ``numpy``; `explain` says which.
@@ -98,7 +100,7 @@ class Session:
 
     def __init__(
         self,
-        mlp: MLP,
+        mlp: Model,
         plan: Plan | None = None,
         *,
         device: str = "auto",
@@ -110,8 +112,10 @@ class Session:
         check_finite: bool | None = None,
         retune: bool = False,
     ) -> None:
-        if not isinstance(mlp, MLP):
-            raise InvalidInput(f"a Session runs an MLP, got a {type(mlp).__name__}; gigamlp.load reads one from a file")
+        if not isinstance(mlp, MLP | Cascade):
+            raise InvalidInput(
+                f"a Session runs an MLP or Cascade, not a {type(mlp).__name__}; gigamlp.load reads a file"
+            )
         if plan is not None and not isinstance(plan, Plan):
             raise InvalidInput(f"plan must be a Plan or None, got a {type(plan).__name__}; Plan.load reads a file")
         self.mlp = mlp
@@ -134,6 +138,7 @@ class Session:
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
         self.plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
+        self.unsure = unsure_of(mlp, (self._runners, self._near))
 
     # ---- answers --------------------------------------------------------------------------------------------------
 
@@ -161,11 +166,11 @@ class Session:
         rows, mlp = self._rows(x), self.mlp
         n, k = len(rows), mlp.outputs
         if mlp.head == "regression":
-            answers = self._destination(out, rows, (n,) if k == 1 else (n, k), "float32")
+            answers = destination(out, rows, (n,) if k == 1 else (n, k), "float32")
             self._run(rows, "logits", answers[:, None] if k == 1 else answers)
             return answers
         if mlp.head == "multilabel":
-            answers = self._destination(out, rows, (n, k), "int64")
+            answers = destination(out, rows, (n, k), "int64")
             answers[...] = self._run(rows, "logits", allocate(rows, (n, k), "float32")) > 0
             return answers
         assert mlp.classes is not None  # the other heads have classes
@@ -173,7 +178,7 @@ class Session:
             raise InvalidInput("class labels are strings, which a tensor cannot hold: use class_ids(x), or NumPy rows")
         dtype = "int64" if rows.kind == "torch" else mlp.classes.dtype.str
         if self.plain:
-            return self._run(rows, "class", self._destination(out, rows, (n,), dtype))
+            return self._run(rows, "class", destination(out, rows, (n,), dtype))
         if out is not None:
             check_out(out, rows, (n,), dtype)
         ids = self._run(rows, "class", allocate(rows, (n,), "int64"))
@@ -237,7 +242,7 @@ class Session:
         rows = self._rows(x)
         if self.mlp.head not in ("softmax", "sigmoid"):
             raise InvalidInput(f"head {self.mlp.head!r} has no single class per row; use predict or logits")
-        return self._run(rows, "class", self._destination(out, rows, (len(rows),), "int64"))
+        return self._run(rows, "class", destination(out, rows, (len(rows),), "int64"))
 
     def predict_proba(self, x: Any, *, out: Any = None) -> Any:
         """Return float32 probabilities [n, classes] of the rows of `x`; not for ``regression``.
@@ -248,7 +253,7 @@ class Session:
         if mlp.head == "regression":
             raise InvalidInput("head 'regression' has no probabilities; use predict or logits")
         width = 2 if mlp.head == "sigmoid" else mlp.outputs
-        return self._run(rows, "proba", self._destination(out, rows, (len(rows), width), "float32"))
+        return self._run(rows, "proba", destination(out, rows, (len(rows), width), "float32"))
 
     def logits(self, x: Any, *, out: Any = None) -> Any:
         """Return float32 logits [n, outputs] of the rows of `x`, whatever dtype the engine computes in.
@@ -256,7 +261,7 @@ class Session:
         See `predict` for `out`.
         """
         rows = self._rows(x)
-        return self._run(rows, "logits", self._destination(out, rows, (len(rows), self.mlp.outputs), "float32"))
+        return self._run(rows, "logits", destination(out, rows, (len(rows), self.mlp.outputs), "float32"))
 
     # ---- words ----------------------------------------------------------------------------------------------------
 
@@ -362,11 +367,6 @@ class Session:
             )
         return rows
 
-    def _destination(self, out: Any, rows: Rows, shape: tuple[int, ...], dtype: str) -> Any:
-        if out is not None:
-            check_out(out, rows, shape, dtype)
-        return allocate(rows, shape, dtype) if out is None else out
-
     def _run(self, rows: Rows, output: str, answers: Any) -> Any:
         """Fill `answers` (of the kind and device of `rows`) and return it."""
         dtype = self.routes.dtype(rows)
@@ -376,6 +376,8 @@ class Session:
         pieces = (near or self.routes.ladder(dtype, output)).cut(len(rows))
         if not pieces:
             return answers
+        if self.unsure is not None:
+            self.unsure.start(rows.device == "cpu")
         x = rows.data
         ready = rows.dtype == dtype and is_plain(x)
         if check is not None and (near is not None or rows.device != "cpu" or self.device == "cpu"):

@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 
 from gigamlp import __version__
 from gigamlp.cli.bench import bench
+from gigamlp.cli.cascade import cascade
 from gigamlp.cli.completion import completion
 from gigamlp.cli.context import Common, Context, UsageError, console
 from gigamlp.cli.convert import convert
@@ -86,6 +87,13 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp frontier",
             "gigamlp frontier --models mnist-40 mnist-64 --batch 1024,65536 --plot frontier.svg",
             "gigamlp frontier --hidden 8,16,32 --min-accuracy 0.97 --out frontier.json",
+        ),
+    ),
+    "cascade": (
+        cascade,
+        (
+            "gigamlp cascade mnist-40 mnist-512 --out cascade.safetensors",
+            "gigamlp cascade a.safetensors b.safetensors --data rows.npz --max-loss 0.002 --out c.safetensors",
         ),
     ),
     "predict": (

@@ -6,13 +6,17 @@ How the kernels work is in ``docs/cpu.md``; the arithmetic of the schemes in ``d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.byteform import BYTE_SCHEMES, ByteForm, byte_form
+from gigamlp.cascade import Cascade
 from gigamlp.engines.base import Spec, Unsupported, Variant
+from gigamlp.engines.cascades import refuse_output
+from gigamlp.engines.cpu_cascade import CpuCascadeRunner, cascade_variants, stage_variants, whole_variant
 from gigamlp.errors import InvalidInput, ModelError
 from gigamlp.integer import RANGES, Integer
 from gigamlp.kernels.cpu.native import InstructionSet, best_set, instruction_set, instruction_sets, load, native_problem
@@ -43,6 +47,7 @@ class CpuFused:
     name = "cpu_fused"
     integer = True
     compiles = False
+    cascades = True  # see `gigamlp.engines.cascades`
 
     def unavailable(self, device: str) -> str | None:
         """Return why this engine cannot run on `device`, or None."""
@@ -60,15 +65,19 @@ class CpuFused:
             return ()
         return ("w8a8",) if best_set(7) == best_set(8) else ("w7", "w8a8")
 
-    def variants(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
+    def variants(self, mlp: MLP | Cascade, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
         """Return the variants worth measuring, the most promising first. Raises `Unsupported` as `build` does."""
+        if isinstance(mlp, Cascade):
+            return list(cascade_variants(mlp, spec, lambda stage, own: list(self.variants(stage, own, full=full))))
         _refuse(mlp, spec)
         found = list(_variants(mlp, spec, full))
         for scheme in {str(each.get("scheme")) for each in found}:
             _form(mlp, scheme, spec.input_dtype)
         return found
 
-    def build(self, mlp: MLP, spec: Spec, variant: Variant | None = None) -> CpuFusedRunner:
+    def build(
+        self, mlp: MLP | Cascade, spec: Spec, variant: Variant | None = None
+    ) -> CpuFusedRunner | CpuCascadeRunner:
         """Return a runner; see `Engine.build`.
 
         Raises
@@ -76,19 +85,42 @@ class CpuFused:
         InvalidInput
             If `variant` names an option or instruction set that does not exist.
         """
+        if isinstance(mlp, Cascade):
+            return self._build_cascade(mlp, spec, variant)
         with stopwatch() as watch:
-            _refuse(mlp, spec)
-            chosen = _find(mlp, spec, variant)
-            scheme, zeros = str(chosen.get("scheme")), str(chosen.get("zeros"))
-            isa = instruction_set(str(chosen.get("isa")))
-            form = _form(mlp, scheme, spec.input_dtype)
-            packed = pack(form, isa, input_dtype=spec.input_dtype, output=spec.output, zeros=zeros)
-            net = load().Net(isa.name, packed.header, packed.blob, _labels(mlp))
-            net.measure()
+            chosen, net = _network(mlp, spec, variant)
             x = np.zeros((spec.batch, mlp.features), spec.input_dtype)
             runner = CpuFusedRunner(mlp, spec, chosen, net, x)
         runner.build_s = watch.seconds
         return runner
+
+    def _build_cascade(self, cascade: Cascade, spec: Spec, variant: Variant | None) -> CpuCascadeRunner:
+        with stopwatch() as watch:
+            refuse_output(spec)
+            chosen = next(iter(self.variants(cascade, spec))) if variant is None else variant
+            ways, nets = [], []
+            for index, (stage, own) in enumerate(zip(cascade.stages, stage_variants(cascade, chosen), strict=True)):
+                last = index == len(cascade.stages) - 1
+                way, net = _network(stage, spec if last else replace(spec, output="margin"), own)
+                ways.append(way)
+                nets.append(net)
+            x = np.zeros((spec.batch, cascade.features), spec.input_dtype)
+            runner = CpuCascadeRunner(cascade, spec, whole_variant(ways), tuple(nets), x)
+        runner.build_s = watch.seconds
+        return runner
+
+
+def _network(mlp: MLP, spec: Spec, variant: Variant | None) -> tuple[Variant, Any]:
+    """Return the native network for `mlp`, and the variant that it is."""
+    _refuse(mlp, spec)
+    chosen = _find(mlp, spec, variant)
+    scheme, zeros = str(chosen.get("scheme")), str(chosen.get("zeros"))
+    isa = instruction_set(str(chosen.get("isa")))
+    form = _form(mlp, scheme, spec.input_dtype)
+    packed = pack(form, isa, input_dtype=spec.input_dtype, output=spec.output, zeros=zeros)
+    net = load().Net(isa.name, packed.header, packed.blob, _labels(mlp))
+    net.measure()
+    return chosen, net
 
 
 def _refuse(mlp: MLP, spec: Spec) -> None:

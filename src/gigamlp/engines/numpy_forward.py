@@ -128,10 +128,7 @@ class _NumpyRunner:
         ids = mlp.class_ids(z)
         if self.spec.output == "class":
             return ids
-        if mlp.head == "sigmoid":
-            return ids, np.abs(z[:, 0])
-        top = np.partition(z, mlp.outputs - 2, axis=1)
-        return ids, top[:, -1] - top[:, -2]
+        return ids, mlp.margins(z)
 
     def bind(self, x: Any) -> _NumpyRunner:
         """Return a runner with the same weights whose static input is `x`."""

@@ -73,6 +73,7 @@ def load(name: str) -> MLP:
     >>> load("mnist-40")
     MLP('mnist-40', 784-40-10, relu, head=softmax, scheme=w8)
     """
+    from gigamlp.mlp import MLP
     from gigamlp.modelfile import unpack
     from gigamlp.quantize import quantise
 
@@ -80,4 +81,6 @@ def load(name: str) -> MLP:
     data = file.read_bytes()
     if hashlib.sha256(data).hexdigest() != _SHA256[name]:
         raise FileFormatError(f"{file}: not the file that was shipped (its sha256 differs); install gigamlp again")
-    return quantise(unpack(data, str(file)))
+    mlp = unpack(data, str(file))
+    assert isinstance(mlp, MLP)
+    return quantise(mlp)

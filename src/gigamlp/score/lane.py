@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Model
 from gigamlp.errors import Unsupported
 from gigamlp.hosted import is_staged
 from gigamlp.inputs import Check, as_rows, value_check
@@ -166,7 +167,7 @@ class Lanes:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.mlp: MLP = session.mlp
+        self.mlp: Model = session.mlp
         self._made: dict[tuple[str, str], Lane | None] = {}
 
     def predict(self, x: Array) -> Array:
@@ -212,7 +213,7 @@ class Lanes:
             return None  # measured: the CPU, or a kernel that reads host memory, answers sooner
         rung = session.routes.ladder(dtype, output).cut(rows)[0].rung
         ranges = session.routes.ranges
-        if mlp.columns is not None and mlp.features_read <= _WINDOW * mlp.features:
+        if isinstance(mlp, MLP) and mlp.columns is not None and mlp.features_read <= _WINDOW * mlp.features:
             narrow = mlp.with_(columns=None, features=0)
             try:
                 return Lane(rung, Runners(narrow, session.device, ranges), mlp.columns)

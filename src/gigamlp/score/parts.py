@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gigamlp.cascade import Model
 from gigamlp.errors import FileFormatError, InvalidInput
-from gigamlp.mlp import MLP
 from gigamlp.plan import Plan
 from gigamlp.score.answers import Answers, Runs, answer
 from gigamlp.score.blocks import Block, Position, Shape, reject_all
@@ -47,7 +47,7 @@ class Job:
 
     Attributes
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     plan : Plan or None
     options : dict
         For the Session: ``device``, ``engine`` and so on.
@@ -56,7 +56,7 @@ class Job:
         See `score`.
     """
 
-    mlp: MLP
+    mlp: Model
     plan: Plan | None
     options: Mapping[str, Any]
     outputs: tuple[str, ...]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import gigamlp
+from gigamlp.cascade import Model
 from gigamlp.errors import InvalidInput
 from gigamlp.measure.clock import HostClock
-from gigamlp.mlp import MLP
 from gigamlp.plan import Plan
 from gigamlp.score.answers import Answers, fields
 from gigamlp.score.blocks import Shape
@@ -85,7 +85,7 @@ class Scored:
 
 
 def score(
-    mlp: MLP,
+    mlp: Model,
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
@@ -117,7 +117,7 @@ def score(
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     inputs : path-like or sequence of path-like
         Files (``.npy``, IDX, CSV, Parquet, Arrow), folders and patterns of these, also by URI (``s3://bucket/key``);
         ``-`` for raw rows of stdin.
@@ -293,7 +293,7 @@ def _digest(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()
 
 
-def _block_rows(mlp: MLP, device: str, batch: int | None) -> int:
+def _block_rows(mlp: Model, device: str, batch: int | None) -> int:
     rows = _BLOCK_BYTES[device.partition(":")[0]] // mlp.features
     rows = 1 << min(20, max(10, int(math.log2(max(rows, 1)))))
     return rows if batch is None else batch * max(1, rows // batch)

@@ -103,7 +103,7 @@ def load_source(source: Source, settings: Settings) -> Served:
     plan = None if source.plan is None else Plan.load(source.plan)
     session = choose(mlp, settings, plan)
     try:
-        planned = session._choice.dtypes if plan is not None else ()
+        planned = session.routes.choice.dtypes if plan is not None else ()
         dtype = settings.input_dtype or (planned[0] if planned else natural_input(mlp))
         served = Served(source.name, source.version, mlp, session, dtype)
         served.warm()

@@ -143,13 +143,13 @@ class Served:
     @property
     def engines(self) -> tuple[str, ...]:
         """Names of the engines that run."""
-        return self.session._choice.engines
+        return self.session.routes.engines
 
     def largest(self) -> int:
         """Return the largest batch that is planned for."""
         kind = "class" if self.classifies else "logits"
-        near = self.session._host_ladder(self.input_dtype, kind)
-        return (near or self.session._ladder(self.input_dtype, kind)).rungs[0].batch
+        near = self.session.routes.host_ladder(self.input_dtype, kind)
+        return (near or self.session.routes.ladder(self.input_dtype, kind)).rungs[0].batch
 
     def check(self, rows: Array) -> None:
         """Refuse rows [n, features] of the right dtype that hold NaN or infinities, with `InvalidInput`."""

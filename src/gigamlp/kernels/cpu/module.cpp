@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "cascade.h"
 #include "model.h"
 
 using namespace gigamlp;
@@ -40,6 +41,13 @@ bool holds(const View& view, int64_t input) {
   if (*format == '=' || *format == '@') format++;
   const char* wanted = input == kUint8 ? "B" : input == kInt8 ? "b" : input == kFloat32 ? "f" : "e";
   return *format == *wanted && format[1] == 0;
+}
+
+const char* const kOtherRows = "rows of another type or width, or whose values do not lie side by side";
+
+bool takes(const View& x, const Net& net) {
+  return x->ndim == 2 && x->shape[1] == net.features && holds(x, net.input) &&
+         (x->strides[1] == x->itemsize || net.features == 1);
 }
 
 PyObject* refuse(const char* what) {
@@ -95,9 +103,7 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (threads == -1 && PyErr_Occurred()) return nullptr;
   View x(args[0], PyBUF_STRIDES | PyBUF_FORMAT);
   if (!x) return nullptr;
-  if (x->ndim != 2 || x->shape[1] != net.features || !holds(x, net.input) ||
-      (x->strides[1] != x->itemsize && net.features > 1))
-    return refuse("rows of another type or width, or whose values do not lie side by side");
+  if (!takes(x, net)) return refuse(kOtherRows);
   const int64_t rows = x->shape[0];
   View out(args[1], PyBUF_ND | PyBUF_WRITABLE);
   if (!out) return nullptr;
@@ -194,10 +200,67 @@ PyObject* instruction_sets(PyObject*, PyObject*) {
   return list;
 }
 
+// cascade(others, thresholds, x, out, margin or None, threads) -> rows that went on from each network but the last.
+// This network is asked first, then the others (a tuple) in their order; see cascade.h. x is as in `run`.
+PyObject* cascade(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6) return refuse("cascade takes others, thresholds, x, out, margin and threads");
+  std::vector<const Model*> stages{model_of(self)};
+  const Py_ssize_t others = PyTuple_Check(args[0]) ? PyTuple_Size(args[0]) : 0;
+  if (others < 1) return refuse("the other networks are a tuple of at least one");
+  for (Py_ssize_t i = 0; i < others; i++) {
+    PyObject* other = PyTuple_GetItem(args[0], i);
+    if (Py_TYPE(other) != Py_TYPE(self)) return refuse("a cascade is made of networks");
+    stages.push_back(model_of(other));
+  }
+  for (const Model* stage : stages)
+    if (!stage) return nullptr;
+  View thresholds(args[1], PyBUF_ND | PyBUF_FORMAT);
+  if (!thresholds) return nullptr;
+  if (thresholds->len != others * 4 || !holds(thresholds, kFloat32)) return refuse("one float32 threshold for each other network");
+  const long threads = PyLong_AsLong(args[5]);
+  if (threads == -1 && PyErr_Occurred()) return nullptr;
+  const Net& net = stages[0]->net();
+  View x(args[2], PyBUF_STRIDES | PyBUF_FORMAT);
+  if (!x) return nullptr;
+  if (!takes(x, net)) return refuse(kOtherRows);
+  const int64_t rows = x->shape[0];
+  View out(args[3], PyBUF_ND | PyBUF_WRITABLE);
+  if (!out) return nullptr;
+  if (out->len != rows * 8) return refuse("`out` has another size than the answers");
+  CascadeJob job{(const uint8_t*)x->buf, x->strides[0], (int64_t*)out->buf, nullptr};
+  std::vector<int64_t> went_on((size_t)others, 0);
+  try {
+    const Cascade whole(stages, (const float*)thresholds->buf);
+    const auto work = [&] {
+      Py_BEGIN_ALLOW_THREADS;
+      whole.run(job, rows, (int)threads, went_on.data());
+      Py_END_ALLOW_THREADS;
+    };
+    if ((args[4] != Py_None) != (stages.back()->net().output == kMargin))
+      return refuse("a margin is given where, and only where, the last network has one");
+    if (args[4] == Py_None) {
+      work();
+    } else {
+      View margin(args[4], PyBUF_ND | PyBUF_WRITABLE);
+      if (!margin) return nullptr;
+      if (margin->len != rows * 4) return refuse("`margin` has another size than the answers");
+      job.margin = (float*)margin->buf;
+      work();
+    }
+  } catch (const std::invalid_argument& error) {
+    return refuse(error.what());
+  }
+  PyObject* counts = PyTuple_New(others);
+  for (Py_ssize_t i = 0; counts && i < others; i++)
+    if (PyTuple_SetItem(counts, i, PyLong_FromLongLong(went_on[(size_t)i])) != 0) Py_CLEAR(counts);
+  return counts;
+}
+
 PyMethodDef kMethods[] = {
     {"one", one, METH_O, nullptr},
     {"set_other", set_other, METH_O, nullptr},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, nullptr},
+    {"cascade", (PyCFunction)(void (*)(void))cascade, METH_FASTCALL, nullptr},
     {"measure", measure, METH_NOARGS, nullptr},
     {"set_ways", set_ways, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
