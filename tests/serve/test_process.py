@@ -24,7 +24,7 @@ import gigamlp as gm
 from gigamlp.errors import InvalidInput
 from gigamlp.serve.app import create_app
 from gigamlp.serve.repository import Repository, find
-from gigamlp.serve.run import Server, listen
+from gigamlp.serve.run import Server, listen, turn_away
 from gigamlp.serve.settings import Settings
 from tests.serve.helpers import Process, serving, tiny
 
@@ -91,6 +91,23 @@ class Fresh(Load):
                     self.answers.append((int(got.split()[1]), got[-1:]))
                 except Exception as error:  # noqa: BLE001
                     self.lost.append(error)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a filter of a listening socket is Linux's")
+def test_what_is_turned_away_was_never_accepted() -> None:
+    sock = listen("127.0.0.1", 0)
+    address = sock.getsockname()
+    with socket.create_connection(address, timeout=5) as early, sock:
+        turn_away(sock.dup())  # another process may do it
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, timeout=0.3)
+        accepted, _ = sock.accept()
+        with accepted:
+            early.sendall(b"x")
+            accepted.setblocking(True)
+            assert accepted.recv(1) == b"x"
+        with pytest.raises(BlockingIOError):
+            sock.accept()
 
 
 def load(server: Process, clients: int = 8, kind: type[Load] = Load) -> list[Load]:
