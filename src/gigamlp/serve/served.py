@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.engines import registry
 from gigamlp.engines.base import Unsupported
 from gigamlp.errors import InvalidInput
@@ -49,7 +50,7 @@ class Tensor:
         return {"name": self.name, "datatype": self.datatype, "shape": [-1] if self.width is None else [-1, self.width]}
 
 
-def natural_input(mlp: MLP) -> str:
+def natural_input(mlp: Model) -> str:
     """Return the dtype that rows of `mlp` most likely have: uint8 for integer schemes and for inputs scaled by 1/255.
 
     Examples
@@ -58,11 +59,13 @@ def natural_input(mlp: MLP) -> str:
     >>> natural_input(gm.load("mnist-40")), natural_input(gm.MLP([gm.Layer([[1.0, 2.0]])], head="regression"))
     ('uint8', 'float32')
     """
+    if isinstance(mlp, Cascade):
+        return "uint8" if {natural_input(stage) for stage in mlp.stages} == {"uint8"} else "float32"
     scaled = np.ndim(mlp.input_scale) == 0 and np.isclose(mlp.input_scale, _BYTES_SCALE, rtol=1e-3)
     return "uint8" if mlp.scheme is not None or scaled else "float32"
 
 
-def choose(mlp: MLP, settings: Settings, plan: Plan | None) -> Session:
+def choose(mlp: Model, settings: Settings, plan: Plan | None) -> Session:
     """Return the Session that serves `mlp`: the Plan's, the named engine's, or the quickest of those that need no Plan.
 
     Without either, the order is: on a GPU ``cuda_fused`` (for models with a scheme), ``torch_graph``, ``torch_eager``;
@@ -81,20 +84,23 @@ def choose(mlp: MLP, settings: Settings, plan: Plan | None) -> Session:
     if settings.engine is not None:
         return Session(mlp, engine=settings.engine, variant=_exact(mlp, settings.engine), **own)
     order = ("cuda_fused", "torch_graph", "torch_eager") if device != "cpu" else ("cpu_fused",)
+    stages = mlp.stages if isinstance(mlp, Cascade) else (mlp,)
+    output = "class" if isinstance(mlp, Cascade) else "logits"
     for name in order:
-        if name == "cuda_fused" and (mlp.scheme is None or dtype != "uint8"):
+        if name == "cuda_fused" and (any(stage.scheme is None for stage in stages) or dtype != "uint8"):
             continue
         try:
-            registry.engine(name).variants(mlp, Spec(device, 1, dtype, "logits"))
+            registry.engine(name).variants(mlp, Spec(device, 1, dtype, output))
             return Session(mlp, engine=name, variant=_exact(mlp, name), **own)
         except Unsupported:
             continue  # not silent: what serves is printed, logged, and part of the metadata
     return Session(mlp, **own)
 
 
-def _exact(mlp: MLP, engine: str) -> dict[str, Any] | None:
+def _exact(mlp: Model, engine: str) -> dict[str, Any] | None:
     """Return the options that keep `engine` from rounding the weights of a model without a scheme."""
-    return {"scheme": "float32"} if engine == "cpu_fused" and mlp.scheme is None else None
+    stages = mlp.stages if isinstance(mlp, Cascade) else (mlp,)
+    return {"scheme": "float32"} if engine == "cpu_fused" and all(stage.scheme is None for stage in stages) else None
 
 
 class Served:
@@ -103,7 +109,8 @@ class Served:
     Parameters
     ----------
     name, version : str
-    mlp : MLP
+    mlp : MLP or Cascade
+        Of a cascade, ``class`` is the only output.
     session : Session
         It is closed with this.
     input_dtype : str
@@ -118,7 +125,7 @@ class Served:
         Requests that use it.
     """
 
-    def __init__(self, name: str, version: str, mlp: MLP, session: Session, input_dtype: str) -> None:
+    def __init__(self, name: str, version: str, mlp: Model, session: Session, input_dtype: str) -> None:
         self.name, self.version, self.mlp, self.session = name, version, mlp, session
         self.dtype = np.dtype(input_dtype)
         self.input_dtype, self.datatype, self.features = input_dtype, DATATYPES[input_dtype], mlp.features
@@ -170,7 +177,7 @@ class Served:
         mlp = self.mlp
         if name == "logits":
             return answers
-        if name == "proba":
+        if name == "proba" and isinstance(mlp, MLP):
             return np.ascontiguousarray(mlp.probabilities(answers), np.float32)
         if name == "class":
             ids = answers if kind == "class" else mlp.class_ids(answers)
@@ -181,7 +188,7 @@ class Served:
         """Build the runners of the smallest and the largest batch, so that no caller waits for that."""
         for rows in (1, self.largest()):
             x = np.zeros((rows, self.features), self.dtype)
-            for kind in ("class", "logits") if self.classifies else ("logits",):
+            for kind in ("class",) * self.classifies + ("logits",) * any(o.name == "logits" for o in self.outputs):
                 self.run(kind, x)
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
@@ -219,7 +226,7 @@ class Served:
         return f"Served({self.name!r}, version {self.version}, {', '.join(self.engines)} on {self.session.device})"
 
 
-def _raw_dtype(mlp: MLP) -> np.dtype[Any]:
+def _raw_dtype(mlp: Model) -> np.dtype[Any]:
     """Return what a raw answer holds: for classes the smallest dtype that fits all ids."""
     if mlp.head == "regression":
         return np.dtype("<f4")
@@ -228,7 +235,7 @@ def _raw_dtype(mlp: MLP) -> np.dtype[Any]:
     return np.min_scalar_type(len(mlp.classes) - 1).newbyteorder("<")
 
 
-def _outputs(mlp: MLP) -> tuple[Tensor, ...]:
+def _outputs(mlp: Model) -> tuple[Tensor, ...]:
     logits = Tensor("logits", "FP32", mlp.outputs)
     if mlp.head == "regression":
         return Tensor("prediction", "FP32", None if mlp.outputs == 1 else mlp.outputs), logits
@@ -237,4 +244,6 @@ def _outputs(mlp: MLP) -> tuple[Tensor, ...]:
     if mlp.classes is None:
         raise InvalidInput(f"{mlp.name!r} has no classes")
     word = "BYTES" if mlp.classes.dtype.kind in "US" else "INT64"
+    if isinstance(mlp, Cascade):
+        return (Tensor("class", word, None),)
     return Tensor("class", word, None), Tensor("proba", "FP32", len(mlp.classes)), logits
