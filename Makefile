@@ -4,6 +4,7 @@
 #   make test                 install the test tools too, then run the tests
 #   make lint types docs      what CI checks besides
 #   make soak                 the long tests
+#   make site                 the documentation as a site, in site/
 #   make sanitize             the native kernels' tests, built with AddressSanitizer and UBSan, then the pool's with TSan
 #   make clean                remove .venv and every cache
 #
@@ -18,11 +19,11 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 INPUTS := pyproject.toml constraints.txt $(VENV)/.made
 
-.PHONY: help reproduce test lint types docs soak sanitize clean
+.PHONY: help reproduce test lint types docs site soak sanitize clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,11s/^#  *//p' Makefile
+	@sed -n '3,12s/^#  *//p' Makefile
 
 reproduce: $(VENV)/.run
 	$(BIN)/gigamlp reproduce $(ARGS)
@@ -48,6 +49,10 @@ types: $(VENV)/.lint
 docs: $(VENV)/.test
 	$(BIN)/python -m tests.docblocks
 
+# warnings are errors: a page that is not in the navigation, a link that leads nowhere, a docstring that does not parse
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 # Each stamp means "installed"; it is older than its inputs when pyproject.toml or constraints.txt changed.
 $(VENV)/.run: $(INPUTS)
 	@echo "Installing gigamlp[torch,report] into $(VENV) (PyTorch is large: some minutes)"
@@ -55,12 +60,16 @@ $(VENV)/.run: $(INPUTS)
 	@touch $@
 
 $(VENV)/.test: $(INPUTS)
-	@echo "Installing gigamlp[torch,report,score,test,cuda13,onnx,openvino] into $(VENV) (PyTorch is large: some minutes)"
-	$(PIP) --editable '.[torch,report,score,test,cuda13,onnx,openvino]'  # NVRTC compiles kernels; the CPU peers add 6 s
+	@echo "Installing gigamlp[torch,report,score,serve,test,cuda13,onnx,openvino] into $(VENV) (PyTorch is large: some minutes)"
+	$(PIP) --editable '.[torch,report,score,serve,test,cuda13,onnx,openvino]'  # NVRTC compiles kernels; the CPU peers add 6 s
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.lint: $(VENV)/.test
 	$(PIP) --editable '.[lint]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.made:
@@ -74,5 +83,5 @@ $(VENV)/.made:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

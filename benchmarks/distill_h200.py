@@ -32,7 +32,7 @@ from gigamlp.train.distill_values import Trained
 
 WIDTHS = (16, 32, 40, 64, 128, 512)
 WANTED = {16: 0.969, 32: 0.982, 40: 0.984, 64: 0.989, 128: 0.992, 512: 0.9945}  # of the mean over the seeds
-WINDOWS = {40: (None, Window(384), Crop(20, 20)), 64: (None, Segments(12))}  # None: whole rows
+WINDOWS = {40: (None, Window(384), Window(352), Crop(20, 20)), 64: (None, Segments(12))}  # None: whole rows
 WANTED_OF_WINDOWS = {(40, "w384"): 0.972, (40, "c20"): 0.982, (64, "s12"): 0.983}
 RESERVE_S = 25.0  # for the test rows, the files and the table
 

@@ -1,14 +1,15 @@
 """Rows in files or host memory to answers in files or host memory, beside the wire, the Session and a DataLoader loop.
 
     python benchmarks/score_rates.py --device cuda --out records/h200-score-rates.json      (about a minute)
-    python benchmarks/score_rates.py --device cpu --out records/cpu-score-rates.json        (about a minute)
+    python benchmarks/score_rates.py --device cpu --out records/cpu-score-rates.json        (some minutes)
 
 On CUDA, class ids for 784-128-10 (and for one that reads 512 of 784 bytes) from pinned memory, ordinary NumPy memory
 and a memory-mapped ``.npy`` in page cache, by overlapped copies (`gigamlp.score.lane`) and by a Session;
 ``roof_share`` is the share of the measured host-to-device link, counting the bytes of whole rows. A split of one piece:
 copy-in, compute, copy-out, and what the host takes to issue it. On the CPU, `gigamlp.score.score` from ``.npy`` and
 Parquet to ``.npy`` beside the Session on rows in memory; for Parquet also the share of its compute stage, decoding
-excluded.
+excluded; a Ray Data pipeline with a torch predictor, and `score` on Ray with 1 and 2 workers; and the peak of resident
+memory from 10^5 to 10^8 rows.
 
 In both a plain torch DataLoader loop over the same file and model, which is what a user would write. All answers must
 be those of the Session, and of the loop's float32 model in all but 1 % of rows (near ties of random weights); the exit
@@ -22,6 +23,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from gigamlp.score.lane import Lanes
 
 FEATURES, CLASSES, REPEATS = 784, 10, 5
 PEER_ROWS = 100_000
+RAY_COPIES = 8
 
 
 def random_mlp(hidden: int, read: int | None = None) -> gm.MLP:
@@ -275,15 +278,112 @@ def files(report: Report, mlp: gm.MLP, path: Path, want: np.ndarray, memory: lis
     return rate
 
 
-def on_cpu(report: Report, count: int, folder: Path) -> None:
+def ray_peer(report: Report, mlp: gm.MLP, path: Path, want: np.ndarray, ours: float) -> None:
+    """What a user of Ray Data would write, Parquet rows to a torch predictor in two actors; ours on Ray beside."""
+    import ray
+
+    workers, width = 2, mlp.hidden[0]
+    parameters = [(layer.weight, layer.bias) for layer in mlp.layers]
+
+    class Predictor:
+        def __init__(self) -> None:
+            torch.set_num_threads(1)
+            hidden, last = torch.nn.Linear(FEATURES, width), torch.nn.Linear(width, CLASSES)
+            for module, (weight, bias) in zip((hidden, last), parameters, strict=True):
+                module.weight.data, module.bias.data = torch.tensor(weight), torch.tensor(bias)
+            self.model = torch.nn.Sequential(hidden, torch.nn.ReLU(), last).eval()
+
+        def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            x = np.stack([np.frombuffer(row, np.uint8) for row in batch["x"]]).astype(np.float32) / 255
+            with torch.inference_mode():
+                return {"class": self.model(torch.from_numpy(x)).argmax(dim=1).numpy()}
+
+    def theirs() -> np.ndarray:
+        data = ray.data.read_parquet(str(path), override_num_blocks=4 * workers)
+        data.context.execution_options.preserve_order = True
+        made = data.map_batches(Predictor, batch_size=4096, compute=ray.data.ActorPoolStrategy(size=workers))
+        return np.concatenate([b["class"] for b in made.iter_batches(batch_size=None, batch_format="numpy")])
+
+    ray.init(num_cpus=workers + 1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        theirs()  # starts the workers' processes
+        begin = HostClock.now()
+        found = theirs()
+        took = HostClock.now() - begin
+        report.same("Ray Data loop", found, want[: len(found)], 0.01)
+        rate = report.add(mlp, len(found), [took], "mmap", f"Ray Data, torch predictor, {workers} actors", engine=None)
+        several = path.with_name("several")  # of one file the start of the actors would be all that shows
+        several.mkdir()
+        for index in range(RAY_COPIES):
+            (several / f"{index}.parquet").hardlink_to(path)
+        for each in range(1, workers + 1):
+            ray.shutdown()
+            ray.init(num_cpus=each, include_dashboard=False, log_to_driver=False, logging_level="error")
+            out = path.with_name("ray.npy")
+            score(mlp, path, out, device="cpu", engine=report.engine, ray="auto")  # starts the workers' processes
+            begin = HostClock.now()
+            score(mlp, several, out, device="cpu", engine=report.engine, ray="auto")
+            took = HostClock.now() - begin
+            report.same(f"score on Ray, {each} workers", np.load(out), np.tile(want, RAY_COPIES))
+            mine = report.add(
+                mlp, RAY_COPIES * len(want), [took], "mmap", f"score --ray, {each} CPU workers, start included"
+            )
+            report.extra[f"ray_workers_{each}_rows_per_s"] = mine
+        ones = report.extra["ray_workers_1_rows_per_s"]
+        report.extra["ray_scaling_efficiency"] = mine / ones / workers
+        report.extra["times_ray_data"] = {"score": ours / rate, "score --ray": mine / rate}
+        print(f"    {report.extra['times_ray_data']}, efficiency {mine / ones / workers:.2f}", flush=True)
+    finally:
+        ray.shutdown()
+
+
+class Endless:
+    """`rows` rows of a pattern, made while they are read."""
+
+    def __init__(self, rows: int, features: int) -> None:
+        self._block = np.random.default_rng(0).integers(0, 256, (1 << 16, features), dtype=np.uint8).tobytes()
+        self._left, self._at = rows * features, 0
+
+    def read(self, size: int = -1) -> bytes:
+        part = self._block[self._at : self._at + min(size, self._left)]
+        self._at = (self._at + len(part)) % len(self._block)
+        self._left -= len(part)
+        return part
+
+
+def memory(report: Report, folder: Path, most: int) -> None:
+    """The peak of resident memory over runs of 10^5 rows and more, generated while they are read."""
+    import resource
+
+    features, found = 16, {}
+    mlp = gm.MLP([gm.Layer(np.random.default_rng(0).normal(size=(4, features)))])
+    count = 100_000
+    while count <= most:
+        seen: list[int] = []
+
+        def look(*told: object, seen: list[int] = seen) -> None:
+            seen.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
+
+        options: dict[str, Any] = {"device": "cpu", "engine": "numpy", "block_rows": 1 << 16, "progress": look}
+        score(mlp, "-", folder / "memory.npy", stdin=Endless(count, features), **options)
+        look()
+        found[f"{count:.0e}"] = max(seen) / 2**20
+        count *= 10
+    report.extra["peak_resident_mb"] = found
+    print(f"    peak resident MB by rows: {found}", flush=True)
+    if max(found.values()) > min(found.values()) + 150:
+        report.wrong.append(f"memory is not flat: {found}")
+
+
+def on_cpu(report: Report, count: int, folder: Path, most: int) -> None:
     x = np.random.default_rng(1).integers(0, 256, (count, FEATURES), dtype=np.uint8)
     mlp = random_mlp(128)
     path = folder / "rows.npy"
     np.save(path, x)
     with gm.Session(mlp, device="cpu", engine=report.engine) as session:
         want = session.predict(x)
-        memory = report.add(mlp, count, seconds(lambda: session.predict(x)), "cold", "Session.predict, rows in memory")
-    ours = files(report, mlp, path, want, [memory])
+        rate = report.add(mlp, count, seconds(lambda: session.predict(x)), "cold", "Session.predict, rows in memory")
+    ours = files(report, mlp, path, want, [rate])
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -292,8 +392,11 @@ def on_cpu(report: Report, count: int, folder: Path) -> None:
     else:
         column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(FEATURES), count, [None, pa.py_buffer(x)])
         pq.write_table(pa.table({"x": column}), folder / "rows.parquet", use_dictionary=False, row_group_size=1 << 17)
-        files(report, mlp, folder / "rows.parquet", want, [memory])
+        files(report, mlp, folder / "rows.parquet", want, [rate])
+        if find_spec("ray") is not None:
+            ray_peer(report, mlp, folder / "rows.parquet", want, ours)
     peer(report, mlp, path, want, ours)
+    memory(report, folder, most)
 
 
 def pick(device: str, named: str | None) -> str:
@@ -311,6 +414,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine")
     parser.add_argument("--rows", type=int, help="default: 2^21 on CUDA, 2,000,000 on a CPU")
+    parser.add_argument("--most", type=int, default=100_000_000, help="rows of the longest run for memory")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -319,7 +423,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         try:
             if device == "cpu":
-                on_cpu(report, args.rows or 2_000_000, Path(folder))
+                on_cpu(report, args.rows or 2_000_000, Path(folder), args.most)
             else:
                 on_cuda(report, args.rows or 1 << 21, Path(folder))
         except GigaMLPError as error:

@@ -726,7 +726,7 @@ def test_reproduce(call, monkeypatch):
     assert "host-pageable" in out
     assert "quoted [" in out
     page = Path("r/report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
 
 
 # ---- doctor ---------------------------------------------------------------------------------------------------------

@@ -132,3 +132,33 @@ def test_the_command_writes_record_and_picture(tmp_path: Path, capsys: pytest.Ca
     assert picture.startswith("<?xml")
     assert "distilled-3" in picture or "a$b" in picture
     assert main([*command, "--min-share-of-fastest", "0.5"]) == 2
+
+
+def test_cascades_are_measured_beside_their_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigamlp.bench.limits_of", lambda place: (None, 1 << 20, "not measured in this test"))
+    x, y, x_test, y_test = gm.data.load_mnist()
+    x_val, y_val = gm.data.hold_out(x, y)[2:]
+    models = [gm.load("mnist-16"), gm.load("mnist-64")]
+    test = (x_test[:2000], y_test[:2000])
+    options: dict[str, Any] = {"engines": ["cpu_fused"], "batch": (500,), "repeats": 1, "threads": 1, "device": "cpu"}
+    found = frontier(models, (x_val, y_val), test=test, precision=("w8",), cascades=2, **options)
+    cascades = [each for each in found.points if each.name.startswith("mnist-16+mnist-64")]
+    assert len(cascades) == 2
+    for each in cascades:
+        row = next(row for row in found.record.rows if row.name == each.name)
+        assert row.note is not None
+        assert "predicted" in row.note
+        assert "unsure" in row.note
+        assert (each.hidden, each.scheme, each.engine) == ((16, 64), "w8", "cpu_fused")
+        assert 0.96 < each.validation_accuracy <= 0.994
+        assert each.test_accuracy == row.accuracy
+    plain = frontier(models[:1], (x_val, y_val), test=test, precision=("w8",), cascades=2, **options)
+    assert len(plain.points) == 1
+    one = frontier(
+        models[:1],
+        (x_val, y_val),
+        precision=("float",),
+        cascades=1,
+        **{**options, "engines": ["numpy"], "threads": None},
+    )
+    assert any("no network was timed by an engine" in each["reason"] for each in one.record.extra["skipped"])

@@ -264,7 +264,7 @@ def test_pieces_that_are_staged_go_through_pinned_memory(machine, monkeypatch):
 def test_a_plan_for_host_rows_has_none_for_the_device(machine):
     plan = plan_for(input_on="host")
     with gm.Session(MLP, plan) as session, pytest.raises(InvalidInput, match="rows in host memory only"):
-        session._ladder("uint8", "class")
+        session.routes.ladder("uint8", "class")
 
 
 def test_winners_for_two_gpus_are_still_refused(machine):

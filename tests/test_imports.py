@@ -30,6 +30,10 @@ HEAVY = {
     "ray",
     "scipy",
     "triton",
+    "starlette",
+    "uvicorn",
+    "orjson",
+    "prometheus_client",
 }
 IMPORT = "import gigamlp"
 HELP = "import runpy; sys.argv = ['gigamlp', '--help']; runpy.run_module('gigamlp', run_name='__main__')"
@@ -104,6 +108,7 @@ FLOORS = {
     "errors": 1,
     "measure": 1,
     "byteform": 2,
+    "calibration": 2,
     "cascade": 2,
     "codes": 2,
     "cuda_graph": 2,
@@ -129,6 +134,7 @@ FLOORS = {
     "jobs": 5,
     "ladder": 5,
     "outputs": 5,
+    "routes": 5,
     "runners": 5,
     "search": 5,
     "session": 5,
@@ -138,13 +144,17 @@ FLOORS = {
     "guard": 5,
     "hosted": 5,
     "tune": 5,
+    "unsure": 5,
     "bench": 6,
     "doctor": 6,
     "estimator": 6,
+    "cascades": 6,
     "frontier": 6,
+    "propose": 6,
     "report": 6,
     "reproduce": 6,
     "score": 6,
+    "serve": 6,
     "reproduce_settings": 6,
     "reproduce_training": 6,
     "cli": 7,
@@ -155,6 +165,9 @@ AT_TOP = {
     "torch": ("gigamlp.engines.torch_", "gigamlp.train.", "gigamlp.convert.torch_"),
     "onnx": ("gigamlp.convert.onnx_",),
     "sklearn": ("gigamlp.estimator",),
+    "starlette": ("gigamlp.serve.",),
+    "uvicorn": ("gigamlp.serve.",),
+    "orjson": ("gigamlp.serve.",),
 }
 
 MODULES = {

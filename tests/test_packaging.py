@@ -41,7 +41,7 @@ def pins() -> dict[str, Version]:
 
 def test_the_extras_are_those_of_the_design() -> None:
     designed = {"torch", "cuda12", "cuda13", "sklearn", "onnx", "openvino", "score", "report", "serve", "ray", "all"}
-    assert set(EXTRAS) == designed | {"test", "lint"}
+    assert set(EXTRAS) == designed | {"test", "lint", "docs"}
     assert EXTRAS["torch"][0] == "torch>=2.9"
     (everything,) = EXTRAS["all"]
     assert Requirement(everything).extras == designed - {"all", "cuda12"}  # one CUDA line
@@ -49,7 +49,7 @@ def test_the_extras_are_those_of_the_design() -> None:
 
 def test_every_requirement_of_set_up_has_a_pin_that_fits() -> None:
     wanted = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
-    for extra in ("torch", "report", "test", "lint"):
+    for extra in ("torch", "report", "test", "lint", "docs"):
         wanted += EXTRAS[extra]
     for text in wanted:
         requirement = Requirement(text)
@@ -239,7 +239,7 @@ def test_what_make_runs(tmp_path: Path) -> None:
     assert "--editable '.[torch,report]'" in plan
     assert plan.rstrip().endswith(f"{tmp_path}/v/bin/gigamlp reproduce --quick --seed 1")
     plan = make("--dry-run", "test", f"VENV={tmp_path}/v").stdout
-    assert "--editable '.[torch,report,score,test,cuda13,onnx,openvino]'" in plan
+    assert "--editable '.[torch,report,score,serve,test,cuda13,onnx,openvino]'" in plan
     assert plan.rstrip().endswith('/v/bin/python -m pytest -m "not soak"')
 
 

@@ -33,6 +33,7 @@ _PUBLIC = {
     "Session": "gigamlp.session",
     "Spec": "gigamlp.spec",
     "agreement": "gigamlp.quantize",
+    "calibrate": "gigamlp.calibration",
     "from_onnx": "gigamlp.convert.onnx",
     "from_sklearn": "gigamlp.convert.sklearn",
     "from_torch": "gigamlp.convert.torch",
@@ -64,6 +65,7 @@ __all__ = [
     "Spec",
     "__version__",
     "agreement",
+    "calibrate",
     "convert",
     "data",
     "engines",
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gigamlp import convert, data, engines, errors, measure, models, train
+    from gigamlp.calibration import calibrate
     from gigamlp.cascade import Cascade
     from gigamlp.convert.c import to_c
     from gigamlp.convert.numpy_script import to_numpy_script

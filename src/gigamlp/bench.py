@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from gigamlp.cascade import Model
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.engines.registry import engine_names
 from gigamlp.errors import InvalidInput, Unsupported
@@ -16,7 +17,6 @@ from gigamlp.jobs import Job, measure_jobs
 from gigamlp.measure.clock import Clock, clock_for
 from gigamlp.measure.cpuinfo import last_level_bytes
 from gigamlp.measure.roofline import Roofs
-from gigamlp.mlp import MLP
 from gigamlp.record import Record, Row
 from gigamlp.spec import Spec
 from gigamlp.trial import Gate, as_input, class_indices, cold_count, make_gate, probe_rows
@@ -29,7 +29,7 @@ Limits = tuple[Roofs | None, int, str | None]
 
 
 def bench(
-    mlp: MLP,
+    mlp: Model,
     *,
     engines: Sequence[str] | None = None,
     batch: Sequence[int] = (1024,),
@@ -51,7 +51,7 @@ def bench(
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     engines : sequence of str, optional
         Engines to time; all that can run here if not given. A named one that cannot run is an error.
     batch, input_dtype, output, residence : sequences
@@ -136,7 +136,7 @@ def limits_of(place: str) -> Limits:
 
 
 def _rows(
-    mlp: MLP,
+    mlp: Model,
     spec: Spec,
     data: tuple[ArrayLike, ArrayLike | None] | None,
     validation: ArrayLike | None,
@@ -159,7 +159,7 @@ def _rows(
 class _Finder:
     """Finds the best variant of each engine for a Spec, and keeps the reasons of those that cannot run."""
 
-    mlp: MLP
+    mlp: Model
     engines: Sequence[str] | None
     residence: Sequence[str]
     effort: Effort

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from gigamlp.errors import InvalidInput, ModelError
 from gigamlp.mlp import MLP, check_rows
 
-__all__ = ["Calibration", "Cascade", "goes_on", "merge"]
+__all__ = ["Calibration", "Cascade", "Model", "goes_on", "merge"]
 
 Array = NDArray[Any]
 
@@ -307,6 +307,9 @@ class Cascade:
 
     def __hash__(self) -> int:
         return hash(self.digest())
+
+
+Model = MLP | Cascade
 
 
 def goes_on(margins: Array, threshold: float) -> NDArray[np.bool_]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.engines import registry
 from gigamlp.engines.base import Engine, Unsupported
+from gigamlp.engines.cascades import for_model
 from gigamlp.errors import DeviceError, InvalidInput, PlanMismatch
 from gigamlp.ladder import Ladder, Rung, default_batches
 from gigamlp.measure.telemetry import machine_fingerprint, resolve_device
@@ -134,7 +136,7 @@ def _rung(c: Candidate, output: str) -> Rung:
     return Rung(replace(c.spec, output=output), c.engine, c.variant, cost + _SESSION_US, planned_us=cost)
 
 
-def from_plan(mlp: MLP, plan: Plan, device: str, *, retune: bool) -> PlanChoice:
+def from_plan(mlp: Model, plan: Plan, device: str, *, retune: bool) -> PlanChoice:
     """Check that `plan` holds for `mlp`, `device` and this machine, and return its winners; else `retune` replaces it.
 
     Raises
@@ -154,7 +156,7 @@ def from_plan(mlp: MLP, plan: Plan, device: str, *, retune: bool) -> PlanChoice:
     return PlanChoice(plan, winners, _devices(winners)[0])
 
 
-def _mismatch(mlp: MLP, plan: Plan, winners: Sequence[Candidate], device: str) -> str | None:
+def _mismatch(mlp: Model, plan: Plan, winners: Sequence[Candidate], device: str) -> str | None:
     planned, *others = _devices(winners)
     if others:
         return "the plan holds winners for several devices"
@@ -173,7 +175,7 @@ def _devices(winners: Sequence[Candidate]) -> list[str]:
     return found or ["cpu"]
 
 
-def _retune(mlp: MLP, winners: Sequence[Candidate], device: str) -> Plan:
+def _retune(mlp: Model, winners: Sequence[Candidate], device: str) -> Plan:
     """Tune again for the Specs of the old winners, on the old device if it is here and no other was asked for."""
     from gigamlp import tune
 
@@ -203,7 +205,7 @@ def _retune(mlp: MLP, winners: Sequence[Candidate], device: str) -> Plan:
 class EngineChoice:
     """One engine, with batch sizes that are not measured."""
 
-    mlp: MLP
+    mlp: Model
     engine: Engine
     device: str
     dtypes: tuple[str, ...]
@@ -244,7 +246,9 @@ class EngineChoice:
         variants = list(self.engine.variants(self.mlp, spec, full=True))
         if not variants:
             raise Unsupported(f"engine {self.engine.name!r} has no variant for {spec.label}")
-        exact = (v for v in variants if v.get("compute") == "float32")
+        plain = isinstance(self.mlp, Cascade) and any(stage.scheme is None for stage in self.mlp.stages)
+        keys = ("compute", "scheme") if plain and not self.named else ("compute",)  # it was calibrated in float32
+        exact = (v for v in variants if "float32" in [v.get(key) for key in keys])
         return next(exact, variants[0])
 
     def _default_batches(self, input_dtype: str) -> tuple[int, ...]:
@@ -266,8 +270,17 @@ def _cuda_memory(device: str) -> int:
     return min(_CUDA_MEMORY, torch.cuda.get_device_properties(device).total_memory // 16)
 
 
+def _default_engine(mlp: Model, device: str) -> str:
+    """Return the engine that runs `mlp` if none is named: a cascade needs one that can gather rows."""
+    if isinstance(mlp, MLP):
+        return "torch_eager" if find_spec("torch") is not None else "numpy"
+    if resolve_device(device) != "cpu" and getattr(registry.engine("cuda_fused"), "cascades", False):
+        return "cuda_fused"
+    return "numpy" if registry.engine("cpu_fused").unavailable("cpu") else "cpu_fused"
+
+
 def from_engine(
-    mlp: MLP,
+    mlp: Model,
     device: str,
     *,
     engine: str | None = None,
@@ -286,9 +299,10 @@ def from_engine(
     """
     if variant is not None and engine is None:
         raise InvalidInput("a variant needs its engine; name it too, e.g. engine='torch_eager'")
-    name = engine or ("torch_eager" if find_spec("torch") is not None else "numpy")
-    chosen = registry.engine(name)
-    place = "cpu" if device == "auto" and name == "numpy" else resolve_device(device)
+    name = engine or _default_engine(mlp, device)
+    chosen = for_model(registry.engine(name), mlp)
+    on_cpu = name == "numpy" or (isinstance(mlp, Cascade) and name != "cuda_fused")
+    place = "cpu" if device == "auto" and on_cpu else resolve_device(device)
     reason = chosen.unavailable(place)
     if reason is not None:
         raise Unsupported(f"engine {name!r} cannot run on {place}: {reason}")
@@ -300,7 +314,8 @@ def from_engine(
     dtypes, refused = [], {}
     for dtype in INPUT_DTYPES:
         try:
-            chosen.variants(mlp, Spec(place, 1, dtype, "logits", threads=threads))
+            output = "logits" if isinstance(mlp, MLP) else "class"
+            chosen.variants(mlp, Spec(place, 1, dtype, output, threads=threads))
             dtypes.append(dtype)
         except Unsupported as error:
             refused[dtype] = error.reason

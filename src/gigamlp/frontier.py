@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gigamlp.bench import bench, limits_of
+from gigamlp.cascade import Model
+from gigamlp.cascades import measure_cascades
 from gigamlp.engines.registry import engine
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.mlp import MLP
@@ -111,6 +113,7 @@ def frontier(
     device: str = "auto",
     repeats: int = 7,
     max_disagreement: float = 0.01,
+    cascades: int = 0,
     command: str = "gigamlp.frontier.frontier",
     progress: Progress | None = None,
 ) -> Frontier:
@@ -132,6 +135,10 @@ def frontier(
         See `gigamlp.bench.bench`; the answers are classes.
     max_disagreement : float
         Variants are timed that give another class than the float32 model for at most this share of the validation rows.
+    cascades : int
+        How many cascades of the models are measured too: those that `gigamlp.propose.propose` finds by the speeds of
+        the models alone. Their thresholds come from the validation rows, so their validation accuracy is a little too
+        good.
     progress : callable, optional
         Called with (done, total, text).
 
@@ -207,15 +214,29 @@ def frontier(
             points.append(_point(made, row, known[made.name, row.scheme], tested=test is not None))
     if not points:
         raise Unsupported("nothing could be timed:\n  " + "\n  ".join(dict.fromkeys(s["reason"] for s in skipped)))
-    marked = _marked(points)
+    alike: dict[str, Any] = {
+        "batch": batch[:1],
+        "residence": residence[:1],
+        "input_dtype": ["uint8"],
+        "threads": threads,
+        "device": place,
+        "repeats": repeats,
+        "max_disagreement": max_disagreement,
+        "command": command,
+        "limits": limits,
+    }
+    timed = ((made, row) for made, _, record in records for row in record.rows)
+    more = measure_cascades(list(timed), cascades, (x_val, y_val), data, options=alike, skipped=skipped)
+    rows += [row for _, row, _ in more]
+    points += [_point(cascade, row, accuracy, tested=test is not None) for cascade, row, accuracy in more]
     facts = {key: value for key, value in records[0][2].extra.items() if key in ("roofs", "no_roofs")}
     extra = {
         **facts,
-        "frontier": [{**asdict(each), "hidden": list(each.hidden)} for each in marked],
+        "frontier": [{**asdict(each), "hidden": list(each.hidden)} for each in _marked(points)],
         "skipped": skipped,
         "validation_rows": len(x_val),
     }
-    return Frontier(marked, Record(records[0][2].device, records[0][2].versions, command, rows, extra))
+    return Frontier(_marked(points), Record(records[0][2].device, records[0][2].versions, command, rows, extra))
 
 
 def computed_in(row: Row, mlp: MLP) -> str | None:
@@ -258,7 +279,7 @@ def _accuracy(mlp: MLP, scheme: str | None, x: Any, y: Any, calibration: ArrayLi
     return float(np.mean(answers == y))
 
 
-def _point(mlp: MLP, row: Row, accuracy: float, *, tested: bool) -> Point:
+def _point(mlp: Model, row: Row, accuracy: float, *, tested: bool) -> Point:
     item = _ITEM[row.input_dtype or "uint8"]
     assert row.engine is not None
     assert row.batch is not None

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Model
 from gigamlp.engines.base import Engine, Runner, Unsupported
 from gigamlp.errors import InvalidInput
 from gigamlp.ladder import Piece, Rung
-from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate
 from gigamlp.runners import Runners
 from gigamlp.spec import Spec, Variant
@@ -134,7 +134,7 @@ class HostEngine:
         """Return why the engine cannot run on `device`, or None."""
         return self._engine.unavailable(device)
 
-    def variants(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
+    def variants(self, mlp: Model, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
         """Return the engine's variants for host rows, then the staged ones.
 
         Raises
@@ -159,7 +159,7 @@ class HostEngine:
             raise Unsupported(reason)
         return own + [Variant((*v.options, (STAGED, True))) for v in staged]
 
-    def _staged(self, mlp: MLP, spec: Spec, full: bool) -> list[Variant]:
+    def _staged(self, mlp: Model, spec: Spec, full: bool) -> list[Variant]:
         usable = [c for c in self._found if c.spec == spec and c.rejected is None]
         if not usable:
             offered = list(self._engine.variants(mlp, spec, full=full))
@@ -167,7 +167,7 @@ class HostEngine:
         best = min(usable, key=lambda c: c.cost_us)
         return [best.variant] if best.engine == self.name else []
 
-    def build(self, mlp: MLP, spec: Spec, variant: Variant | None = None) -> Runner:
+    def build(self, mlp: Model, spec: Spec, variant: Variant | None = None) -> Runner:
         """Return a runner from host array to host array."""
         variant = self.variants(mlp, spec)[0] if variant is None else variant
         if not variant.get(STAGED):
@@ -180,7 +180,7 @@ class Staged:
 
     partial = True
 
-    def __init__(self, mlp: MLP, spec: Spec, engine: str, variant: Variant) -> None:
+    def __init__(self, mlp: Model, spec: Spec, engine: str, variant: Variant) -> None:
         self.engine, self.spec, self.variant = engine, spec, variant
         self._mlp = mlp
         self._rung = on_device(Rung(spec, engine, variant, cost=1.0))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Model
 from gigamlp.errors import InvalidInput
-from gigamlp.mlp import MLP
 from gigamlp.spec import INPUT_DTYPES
 
 __all__ = [
@@ -70,7 +70,7 @@ class Rows:
         return int(self.data.shape[0])
 
 
-def as_rows(x: Any, mlp: MLP) -> Rows:
+def as_rows(x: Any, mlp: Model) -> Rows:
     """Take rows of any kind: NumPy, torch, DLPack (CuPy, JAX), CUDA array interface, lists and array-likes.
 
     Raises
@@ -96,7 +96,7 @@ def as_rows(x: Any, mlp: MLP) -> Rows:
     return _from_numpy(array, mlp)
 
 
-def _from_numpy(x: Array, mlp: MLP) -> Rows:
+def _from_numpy(x: Array, mlp: Model) -> Rows:
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
         raise InvalidInput("rows hold masked values; fill them (x.filled(0)) or drop those rows first")
     rows = mlp.check_rows(x)
@@ -105,7 +105,7 @@ def _from_numpy(x: Array, mlp: MLP) -> Rows:
     return Rows(rows, "numpy", "cpu", _NAMES.get(rows.dtype) or rows.dtype.name)
 
 
-def _from_torch(x: Any, mlp: MLP) -> Rows:
+def _from_torch(x: Any, mlp: Model) -> Rows:
     dtype = str(x.dtype).removeprefix("torch.")
     if dtype not in _TORCH_DTYPES:
         raise InvalidInput(f"rows must be real numbers, got a tensor of {x.dtype}; convert it, e.g. x.float()")
@@ -125,7 +125,7 @@ def _from_torch(x: Any, mlp: MLP) -> Rows:
     return Rows(x.resolve_neg().numpy(), "torch", "cpu", dtype)
 
 
-def _from_dlpack(x: Any, mlp: MLP) -> Rows:
+def _from_dlpack(x: Any, mlp: Model) -> Rows:
     """DLPack of the host becomes NumPy (and so do the answers), of a CUDA device a torch tensor."""
     device = int(x.__dlpack_device__()[0])
     if device in (2, 13):  # kDLCUDA, kDLCUDAManaged
@@ -151,7 +151,7 @@ def _import_torch(x: Any) -> Any:
     return torch
 
 
-def _check_shape(shape: tuple[int, ...], mlp: MLP) -> None:
+def _check_shape(shape: tuple[int, ...], mlp: Model) -> None:
     mlp.check_rows(np.broadcast_to(np.zeros((), np.uint8), shape))  # one wording for NumPy and torch; no memory is used
 
 
@@ -193,14 +193,14 @@ def target_dtype(rows: Rows, available: Sequence[str]) -> str:
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
-def value_check(rows: Rows, target: str, mlp: MLP, *, finite: bool, by_torch: bool = False) -> Check | None:
+def value_check(rows: Rows, target: str, mlp: Model, *, finite: bool, by_torch: bool = False) -> Check | None:
     """Return what refuses rows that would lose their meaning on the way to dtype `target`; None if none could.
 
     Parameters
     ----------
     rows : Rows
     target : str
-    mlp : MLP
+    mlp : MLP or Cascade
         Only the features that it reads are checked.
     finite : bool
         Whether to look for NaN, infinities and numbers beyond the target's range. For uint8 and int8 targets whole
@@ -239,7 +239,7 @@ def value_check(rows: Rows, target: str, mlp: MLP, *, finite: bool, by_torch: bo
     return check
 
 
-def unusable_rows(rows: Rows, target: str, mlp: MLP) -> tuple[NDArray[np.bool_], list[str]]:
+def unusable_rows(rows: Rows, target: str, mlp: Model) -> tuple[NDArray[np.bool_], list[str]]:
     """Return which host `rows` [n] cannot run as dtype `target`, and for each of those why: what `value_check` refuses.
 
     Examples
@@ -268,7 +268,7 @@ def unusable_rows(rows: Rows, target: str, mlp: MLP) -> tuple[NDArray[np.bool_],
     return found, [reasons[index] for index in np.flatnonzero(found).tolist()]
 
 
-def _blocks(rows: Rows, begin: int, end: int, mlp: MLP) -> Iterator[tuple[int, int, Array]]:
+def _blocks(rows: Rows, begin: int, end: int, mlp: Model) -> Iterator[tuple[int, int, Array]]:
     """Yield (row, feature, block) for blocks of the features that are read; bfloat16 as float32."""
     step = max(1, _CHECK_NUMBERS // mlp.features_read)
     for row in range(begin, end, step):
@@ -308,7 +308,7 @@ def _inexact(block: Array, target: str) -> NDArray[np.bool_]:
     return np.asarray(bad)
 
 
-def _check_cuda(x: Any, begin: int, target: str, mlp: MLP) -> None:
+def _check_cuda(x: Any, begin: int, target: str, mlp: Model) -> None:
     for start, stop in mlp.columns or ((0, mlp.features),):
         block = x[:, start:stop]
         if target in ("uint8", "int8"):

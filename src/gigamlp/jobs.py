@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.engines.base import Runner
+from gigamlp.engines.cascades import CascadeRunner, for_model, joined
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import InvalidInput, MeasurementError
 from gigamlp.integer import RANGES
@@ -18,7 +20,6 @@ from gigamlp.measure.clock import Clock
 from gigamlp.measure.roofline import Roofs
 from gigamlp.measure.stats import summarise
 from gigamlp.measure.timing import Throughput, latency, split, throughput
-from gigamlp.mlp import MLP
 from gigamlp.record import RESIDENCES, Row
 from gigamlp.spec import Spec, Variant
 from gigamlp.trial import accuracy_of, answer_bytes, fill, launch, launch_cold, row_bytes
@@ -36,7 +37,7 @@ class Job:
 
     Attributes
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
         Its name becomes the row's.
     spec : Spec
     engine : str
@@ -44,7 +45,7 @@ class Job:
     residence : {"hot", "cold", "host-pinned", "host-pageable"}
     """
 
-    mlp: MLP
+    mlp: Model
     spec: Spec
     engine: str
     variant: Variant
@@ -155,7 +156,7 @@ def _typical(job: Job, builds: Sequence[Throughput | Exception]) -> Throughput:
 
 
 def _prepare(job: Job, x: Array, targets: Array | None, cache_bytes: int, stack: ExitStack) -> _Bench:
-    runner = get_engine(job.engine).build(job.mlp, job.spec, job.variant)
+    runner = for_model(get_engine(job.engine), job.mlp).build(job.mlp, job.spec, job.variant)
     stack.callback(runner.close)
     accuracy = None if targets is None else accuracy_of(job.mlp, runner, x, targets)
     own = row_bytes(job.mlp, job.spec) * job.spec.batch
@@ -237,7 +238,7 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
         accuracy=bench.accuracy,
         roof_share=_roof_share(bench, times, roofs),
         clock_mhz=None if clock_mhz is None else float(clock_mhz),
-        note=None if times.repeats >= 5 else f"only {times.repeats} repeats",
+        note=_note(bench, times),
     )
     if bench.h2d is not None and bench.d2h is not None and spec.is_cuda:
         parts = split(bench.h2d, launch(bench.runner), bench.d2h, clock)
@@ -249,12 +250,23 @@ def _row(bench: _Bench, times: Throughput, clock: Clock, roofs: Roofs | None, ca
     return row, list(p.samples)
 
 
+def _note(bench: _Bench, times: Throughput) -> str | None:
+    parts = [] if times.repeats >= 5 else [f"only {times.repeats} repeats"]
+    if isinstance(bench.job.mlp, Cascade):  # its speed is that for these rows
+        before = cast("CascadeRunner", bench.runner).totals
+        bench.runner.run(bench.runner.input)
+        rows, *went_on = (b - a for a, b in zip(before, cast("CascadeRunner", bench.runner).totals, strict=True))
+        parts.append("unsure: " + ", ".join(f"{count / rows:.2%}" for count in went_on))
+    return "; ".join(parts) or None
+
+
 def _scheme(job: Job) -> str | None:
     """Return the scheme that a row was computed in. Float engines run a model that carries one in float."""
     named, compute = job.variant.get("scheme"), job.variant.get("compute")
     if named is not None:
         return None if named == "float32" else str(named)
-    own = "w8" if job.mlp.scheme is None else job.mlp.scheme.name
+    schemes = [s.scheme for s in job.mlp.stages] if isinstance(job.mlp, Cascade) else [job.mlp.scheme]
+    own = joined(["w8" if scheme is None else scheme.name for scheme in schemes])
     if compute is not None:
         return own if compute == "int8" and job.variant.get("hidden") != "bound" else None
     return own if job.spec.input_dtype in RANGES and get_engine(job.engine).integer else None
@@ -275,7 +287,7 @@ def _threads(job: Job) -> int | None:
 
 def _roof_share(bench: _Bench, times: Throughput, roofs: Roofs | None) -> float | None:
     """Share of the least time that this machine's measured limits allow for the bytes and operations of the job."""
-    if roofs is None:
+    if roofs is None or isinstance(bench.job.mlp, Cascade):  # what a cascade has to do depends on the rows
         return None
     job, spec = bench.job, bench.job.spec
     moved = row_bytes(job.mlp, spec) * spec.batch + answer_bytes(bench.runner)

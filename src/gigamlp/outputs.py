@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gigamlp.errors import InvalidInput
 from gigamlp.inputs import Rows
 
-__all__ = ["allocate", "check_out", "label_tensor"]
+__all__ = ["allocate", "check_out", "destination", "label_tensor"]
 
 
 def allocate(rows: Rows, shape: tuple[int, ...], dtype: str) -> Any:
@@ -57,6 +57,13 @@ def check_out(out: Any, rows: Rows, shape: tuple[int, ...], dtype: str) -> None:
         shared = out.untyped_storage().data_ptr() == data.untyped_storage().data_ptr() and out.numel() > 0
     if shared:
         raise InvalidInput("out shares memory with the rows; answers would overwrite rows not yet read")
+
+
+def destination(out: Any, rows: Rows, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return where answers go: `out` if it was given and can take them, else new memory."""
+    if out is not None:
+        check_out(out, rows, shape, dtype)
+    return allocate(rows, shape, dtype) if out is None else out
 
 
 def label_tensor(classes: NDArray[Any], ids: Any, kept: dict[str, Any]) -> Any:

@@ -184,6 +184,13 @@ class Plan:
     def explain(self) -> str:
         """Return a table of all candidates per Spec: the winner first, then by cost, the rejected last."""
         lines = [f"Plan for {self.mlp_name!r} on {self.machine.get('device', 'this machine')}"]
+        found: dict[str, Any] | None = self.settings.get("cascade")
+        if found is not None:
+            went_on = ", ".join(f"{share:.2%}" for share in found["unsure"])
+            rows = "the validation rows" if self.settings.get("validation_rows") else "drawn rows"
+            lines.append(
+                f"a cascade of {', '.join(found['stages'])}; {went_on} of {rows} go on: times are those of such"
+            )
         for spec in dict.fromkeys(c.spec for c in self.candidates):
             winner = self.winner(spec)
             lines += ["", f"{spec.label}, by {objective(spec)}"]

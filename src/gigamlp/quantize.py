@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gigamlp.activations import apply_activation
 from gigamlp.byteform import BYTE_SCHEMES, ByteForm, byte_form, calibrate, with_codes
+from gigamlp.cascade import Model
 from gigamlp.codes import codes_and_scale
 from gigamlp.errors import DataError, InvalidInput, Unsupported
 from gigamlp.integer import RANGES, Integer
@@ -218,13 +219,13 @@ def form_of(mlp: MLP, input_dtype: str = "uint8") -> Integer | ByteForm:
     return integer_form(mlp, input_dtype)
 
 
-def in_scheme(mlp: MLP, scheme: object, ranges: Mapping[str, ArrayLike] | None) -> MLP:
+def in_scheme(mlp: Model, scheme: object, ranges: Mapping[str, ArrayLike] | None) -> Model:
     """Return the model that an engine builds for a variant's option ``scheme``.
 
     That is `mlp` itself, but with the codes of ``w8a8`` or ``w7`` where it has no scheme of its own and `ranges` (what
-    `calibrate` gave, also as plain lists) holds its hidden scales.
+    `calibrate` gave, also as plain lists) holds its hidden scales. A cascade's stages stay as they are.
     """
-    if scheme not in BYTE_SCHEMES or mlp.scheme is not None or ranges is None:
+    if scheme not in BYTE_SCHEMES or not isinstance(mlp, MLP) or mlp.scheme is not None or ranges is None:
         return mlp
     return with_codes(mlp, str(scheme), {key: np.asarray(value) for key, value in ranges.items()})
 

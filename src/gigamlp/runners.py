@@ -6,17 +6,18 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Model
 from gigamlp.engines import registry
 from gigamlp.engines.base import Runner
+from gigamlp.engines.cascades import CascadeRunner, for_model
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.inputs import Check
 from gigamlp.ladder import Piece, Rung
-from gigamlp.mlp import MLP
 from gigamlp.quantize import in_scheme
 from gigamlp.staging import PinnedRing, as_host_tensor, fill
 
@@ -49,9 +50,9 @@ class Bound:
         return target[:rows]
 
     def load(self, block: Any) -> Any:
-        """Copy `block` into the static input, which may be longer, and return all of that."""
+        """Copy `block` into the static input, which may be longer, and return all of that if the runner needs it."""
         fill(self.head(len(block)), block)
-        return self.runner.input
+        return self.runner.input[: len(block)] if self.partial else self.runner.input
 
     def wait(self, stream: Any) -> None:
         """Let `stream` wait for the last use on another stream."""
@@ -80,14 +81,14 @@ class Runners:
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     device : str
         ``"cpu"`` or ``"cuda:N"``.
     ranges : dict, optional
         The Plan's hidden ranges, for variants in a byte scheme.
     """
 
-    def __init__(self, mlp: MLP, device: str, ranges: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, mlp: Model, device: str, ranges: Mapping[str, Any] | None = None) -> None:
         self.mlp, self.device, self._ranges = mlp, device, ranges
         self._lock = threading.RLock()
         self._bound: dict[Rung, Bound] = {}
@@ -131,9 +132,8 @@ class Runners:
 
     def _build(self, rung: Rung) -> Bound:
         try:
-            scheme = None if rung.variant is None else rung.variant.get("scheme")
-            mlp = in_scheme(self.mlp, scheme, self._ranges)
-            return Bound(registry.engine(rung.engine).build(mlp, rung.spec, rung.variant))
+            mlp = in_scheme(self.mlp, None if rung.variant is None else rung.variant.get("scheme"), self._ranges)
+            return Bound(for_model(registry.engine(rung.engine), mlp).build(mlp, rung.spec, rung.variant))
         except Unsupported as error:
             if rung.planned_us is None:
                 raise
@@ -142,6 +142,14 @@ class Runners:
                 f"the plan's {rung.engine} does not run {spec.label}: {error.reason}; plan for it with "
                 f"gigamlp.optimize(..., input_dtype={spec.input_dtype!r}, output={spec.output!r})"
             ) from error
+
+    def totals(self, stages: int) -> list[int]:
+        """Return the rows that the runners of a cascade of `stages` have answered, and how many went on from each."""
+        with self._lock:
+            sums = [0] * stages
+            for bound in self._bound.values():
+                sums = [a + b for a, b in zip(sums, cast("CascadeRunner", bound.runner).totals, strict=True)]
+            return sums
 
     # ---- runs -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from gigamlp.cascade import Model
 from gigamlp.engines.base import Engine, Runner
+from gigamlp.engines.cascades import for_model
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.engines.registry import engine_names
 from gigamlp.errors import Unsupported
@@ -14,7 +16,6 @@ from gigamlp.integer import RANGES
 from gigamlp.measure.clock import Clock
 from gigamlp.measure.stats import percentile
 from gigamlp.measure.timing import Throughput, latency, throughput
-from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate
 from gigamlp.quantize import in_scheme
 from gigamlp.spec import Spec, Variant
@@ -60,7 +61,7 @@ class Effort:
 
 
 def try_candidates(
-    mlp: MLP,
+    mlp: Model,
     spec: Spec,
     gate: Gate,
     clock: Clock,
@@ -87,7 +88,7 @@ def try_candidates(
     find : callable
         How an engine is found by its name.
     """
-    found = [find(name) for name in engines or engine_names()]
+    found = [for_model(find(name), mlp) for name in engines or engine_names()]
     for e in found if engines is not None else ():
         reason = e.unavailable(spec.device)
         if reason is not None:
@@ -130,7 +131,7 @@ _Built = dict[_Key, tuple[Runner, Candidate]]
 class _Search:
     """The steps of `try_candidates`; every runner that it builds is closed by `stack`."""
 
-    mlp: MLP
+    mlp: Model
     spec: Spec
     gate: Gate
     clock: Clock

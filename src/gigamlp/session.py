@@ -12,17 +12,19 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.choice import Choice, from_engine, from_plan
 from gigamlp.errors import DeviceError, InvalidInput
 from gigamlp.hosted import run_from_host
-from gigamlp.inputs import Rows, as_rows, is_plain, target_dtype, value_check
-from gigamlp.ladder import Ladder
+from gigamlp.inputs import Rows, as_rows, is_plain, value_check
 from gigamlp.mlp import MLP
-from gigamlp.outputs import allocate, check_out, label_tensor
+from gigamlp.outputs import allocate, check_out, destination, label_tensor
 from gigamlp.plan import Plan
+from gigamlp.routes import Routes
 from gigamlp.runners import Runners
 from gigamlp.single import direct_call
 from gigamlp.spec import Variant
+from gigamlp.unsure import unsure_of
 
 __all__ = ["Session"]
 
@@ -30,7 +32,7 @@ Array = NDArray[Any]
 
 
 class Session:
-    """Run an MLP on any number of rows.
+    """Run an MLP or Cascade on any number of rows. Of a cascade, `unsure` counts the rows that went on.
 
     Rows may be NumPy, torch (CPU or CUDA), anything with DLPack, or what ``np.asarray`` reads. The answers are of the
     same kind, on the same device and stream, in memory that the caller owns: a later call never changes them. DLPack
@@ -38,7 +40,7 @@ class Session:
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     plan : Plan, optional
         From `gigamlp.optimize`. Without one, the engine is ``torch_eager`` in float32 if torch is installed, else
         ``numpy``; `explain` says which.
@@ -60,6 +62,15 @@ class Session:
         rows on the host are, rows on CUDA are not, as that has to wait for the device.
     retune : bool
         If the Plan was made for another model, machine or version, tune again (seconds to minutes) instead of refusing.
+
+    Attributes
+    ----------
+    mlp : MLP
+    device : str
+    routes : Routes
+        Which engines answer which rows.
+    plain : bool
+        Whether class labels are the class ids.
 
     Raises
     ------
@@ -89,7 +100,7 @@ class Session:
 
     def __init__(
         self,
-        mlp: MLP,
+        mlp: Model,
         plan: Plan | None = None,
         *,
         device: str = "auto",
@@ -101,8 +112,10 @@ class Session:
         check_finite: bool | None = None,
         retune: bool = False,
     ) -> None:
-        if not isinstance(mlp, MLP):
-            raise InvalidInput(f"a Session runs an MLP, got a {type(mlp).__name__}; gigamlp.load reads one from a file")
+        if not isinstance(mlp, MLP | Cascade):
+            raise InvalidInput(
+                f"a Session runs an MLP or Cascade, not a {type(mlp).__name__}; gigamlp.load reads a file"
+            )
         if plan is not None and not isinstance(plan, Plan):
             raise InvalidInput(f"plan must be a Plan or None, got a {type(plan).__name__}; Plan.load reads a file")
         self.mlp = mlp
@@ -117,18 +130,15 @@ class Session:
                 raise InvalidInput(f"the plan decides about {', '.join(named)}; leave that out, or leave out the plan")
             self._choice = from_plan(mlp, plan, device, retune=retune)
         self.device: str = self._choice.device
-        self._asked_dtype = input_dtype
-        if input_dtype is not None and input_dtype not in self._choice.dtypes:
-            raise InvalidInput(f"input_dtype must be one of {', '.join(self._choice.dtypes)}, got {input_dtype!r}")
+        self.routes = Routes(self._choice, input_dtype)
         self._check_finite = check_finite
         self._by_torch = any(name.startswith("torch_") for name in self._choice.engines)
-        self._ladders: dict[tuple[str, str], Ladder] = {}
-        self._host_ladders: dict[tuple[str, str], Ladder | None] = {}
         self._runners = Runners(mlp, self.device, self._choice.ranges)
         self._near = Runners(mlp, "cpu", self._choice.ranges)  # what reads host rows where they are, beside a GPU
         self._labels: dict[str, Any] = {}  # the class labels as a tensor, per device
-        self._plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
+        self.plain = mlp.classes is None or bool(np.array_equal(mlp.classes, np.arange(len(mlp.classes))))
         self._pid = os.getpid()
+        self.unsure = unsure_of(mlp, (self._runners, self._near))
 
     # ---- answers --------------------------------------------------------------------------------------------------
 
@@ -156,19 +166,19 @@ class Session:
         rows, mlp = self._rows(x), self.mlp
         n, k = len(rows), mlp.outputs
         if mlp.head == "regression":
-            answers = self._destination(out, rows, (n,) if k == 1 else (n, k), "float32")
+            answers = destination(out, rows, (n,) if k == 1 else (n, k), "float32")
             self._run(rows, "logits", answers[:, None] if k == 1 else answers)
             return answers
         if mlp.head == "multilabel":
-            answers = self._destination(out, rows, (n, k), "int64")
+            answers = destination(out, rows, (n, k), "int64")
             answers[...] = self._run(rows, "logits", allocate(rows, (n, k), "float32")) > 0
             return answers
         assert mlp.classes is not None  # the other heads have classes
         if rows.kind == "torch" and mlp.classes.dtype.kind in "US":
             raise InvalidInput("class labels are strings, which a tensor cannot hold: use class_ids(x), or NumPy rows")
         dtype = "int64" if rows.kind == "torch" else mlp.classes.dtype.str
-        if self._plain:
-            return self._run(rows, "class", self._destination(out, rows, (n,), dtype))
+        if self.plain:
+            return self._run(rows, "class", destination(out, rows, (n,), dtype))
         if out is not None:
             check_out(out, rows, (n,), dtype)
         ids = self._run(rows, "class", allocate(rows, (n,), "int64"))
@@ -216,13 +226,15 @@ class Session:
     def _find_one(self, row: Array) -> Any:
         """Return the engine's own call for a row like `row`, or None if it has none."""
         self._check_alive()
-        dtype = self._asked_dtype or row.dtype.name
+        dtype = self.routes.asked or row.dtype.name
         if self.mlp.head not in ("softmax", "sigmoid"):
             return None
-        near = self._host_ladder(dtype, "class")
+        near = self.routes.host_ladder(dtype, "class")
         if dtype != row.dtype.name or dtype not in self._choice.dtypes or (near is None and self.device != "cpu"):
             return None
-        runners, ladder = (self._near, near) if near is not None else (self._runners, self._ladder(dtype, "class"))
+        runners, ladder = (
+            (self._near, near) if near is not None else (self._runners, self.routes.ladder(dtype, "class"))
+        )
         return direct_call(self.mlp, runners, ladder.cut(1)[0].rung, weakref.WeakMethod(self._predict_one))
 
     def class_ids(self, x: Any, *, out: Any = None) -> Any:
@@ -230,7 +242,7 @@ class Session:
         rows = self._rows(x)
         if self.mlp.head not in ("softmax", "sigmoid"):
             raise InvalidInput(f"head {self.mlp.head!r} has no single class per row; use predict or logits")
-        return self._run(rows, "class", self._destination(out, rows, (len(rows),), "int64"))
+        return self._run(rows, "class", destination(out, rows, (len(rows),), "int64"))
 
     def predict_proba(self, x: Any, *, out: Any = None) -> Any:
         """Return float32 probabilities [n, classes] of the rows of `x`; not for ``regression``.
@@ -241,7 +253,7 @@ class Session:
         if mlp.head == "regression":
             raise InvalidInput("head 'regression' has no probabilities; use predict or logits")
         width = 2 if mlp.head == "sigmoid" else mlp.outputs
-        return self._run(rows, "proba", self._destination(out, rows, (len(rows), width), "float32"))
+        return self._run(rows, "proba", destination(out, rows, (len(rows), width), "float32"))
 
     def logits(self, x: Any, *, out: Any = None) -> Any:
         """Return float32 logits [n, outputs] of the rows of `x`, whatever dtype the engine computes in.
@@ -249,7 +261,7 @@ class Session:
         See `predict` for `out`.
         """
         rows = self._rows(x)
-        return self._run(rows, "logits", self._destination(out, rows, (len(rows), self.mlp.outputs), "float32"))
+        return self._run(rows, "logits", destination(out, rows, (len(rows), self.mlp.outputs), "float32"))
 
     # ---- words ----------------------------------------------------------------------------------------------------
 
@@ -289,9 +301,11 @@ class Session:
         if output == "class" and self.mlp.head not in ("softmax", "sigmoid"):
             output = "logits"
         lines = [f"Session for {self.mlp.name!r} on {self.device}; {self._choice.title}"]
-        asked = input_dtype or self._asked_dtype
+        asked = input_dtype or self.routes.asked
         for dtype in (asked,) if asked else self._choice.dtypes:
-            ladder = (self._host_ladder(dtype, output) if input_on == "host" else None) or self._ladder(dtype, output)
+            ladder = (self.routes.host_ladder(dtype, output) if input_on == "host" else None) or self.routes.ladder(
+                dtype, output
+            )
             lines.append(f"{dtype} -> {output}{'' if rows is None else f', {rows:,} rows'}:")
             lines += ladder.explain(rows)
         return "\n".join(lines)
@@ -353,33 +367,17 @@ class Session:
             )
         return rows
 
-    def _destination(self, out: Any, rows: Rows, shape: tuple[int, ...], dtype: str) -> Any:
-        if out is not None:
-            check_out(out, rows, shape, dtype)
-        return allocate(rows, shape, dtype) if out is None else out
-
-    def _ladder(self, dtype: str, output: str) -> Ladder:
-        if (dtype, output) not in self._ladders:
-            self._ladders[dtype, output] = self._choice.ladder(dtype, output)
-        return self._ladders[dtype, output]
-
-    def _host_ladder(self, dtype: str, output: str) -> Ladder | None:
-        """Return the ladder for host rows of a session on a GPU, where the plan measured them from there."""
-        if self.device == "cpu":
-            return None
-        if (dtype, output) not in self._host_ladders:
-            self._host_ladders[dtype, output] = self._choice.host_ladder(dtype, output)
-        return self._host_ladders[dtype, output]
-
     def _run(self, rows: Rows, output: str, answers: Any) -> Any:
         """Fill `answers` (of the kind and device of `rows`) and return it."""
-        dtype = self._asked_dtype or target_dtype(rows, self._choice.dtypes)
+        dtype = self.routes.dtype(rows)
         finite = rows.device == "cpu" if self._check_finite is None else self._check_finite
         check = value_check(rows, dtype, self.mlp, finite=finite, by_torch=self._by_torch)
-        near = self._host_ladder(dtype, output) if rows.device == "cpu" else None
-        pieces = (near or self._ladder(dtype, output)).cut(len(rows))
+        near = self.routes.host_ladder(dtype, output) if rows.device == "cpu" else None
+        pieces = (near or self.routes.ladder(dtype, output)).cut(len(rows))
         if not pieces:
             return answers
+        if self.unsure is not None:
+            self.unsure.start(rows.device == "cpu")
         x = rows.data
         ready = rows.dtype == dtype and is_plain(x)
         if check is not None and (near is not None or rows.device != "cpu" or self.device == "cpu"):

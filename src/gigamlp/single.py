@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from gigamlp.cascade import Model
 from gigamlp.errors import InvalidInput
 from gigamlp.hosted import is_staged
 from gigamlp.ladder import Rung
-from gigamlp.mlp import MLP
 from gigamlp.runners import Runners
 
 __all__ = ["direct_call"]
 
 
 def direct_call(
-    mlp: MLP, runners: Runners, rung: Rung, predict_one: weakref.WeakMethod[Callable[[Any], Any]]
+    mlp: Model, runners: Runners, rung: Rung, predict_one: weakref.WeakMethod[Callable[[Any], Any]]
 ) -> Callable[[Any], Any] | None:
     """Return what answers a row [features] of the rung's dtype with its label, or None if nothing does so directly.
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     runners : Runners
     rung : Rung
         The runner of a single row.

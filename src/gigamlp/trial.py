@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.engines.base import Engine, Runner
 from gigamlp.errors import DataError, InvalidInput, MeasurementError
 from gigamlp.labels import encode_labels
@@ -66,7 +67,7 @@ def run_rows(runner: Runner, rows: Array) -> Array:
     return np.concatenate(parts)
 
 
-def row_bytes(mlp: MLP, spec: Spec) -> int:
+def row_bytes(mlp: Model, spec: Spec) -> int:
     """Bytes of one row that the MLP reads, in the Spec's input dtype."""
     return mlp.features_read * _ITEM_BYTES[spec.input_dtype]
 
@@ -77,7 +78,7 @@ def answer_bytes(runner: Runner) -> int:
     return sum(int(part.nbytes) for part in (y if isinstance(y, tuple) else (y,)))
 
 
-def cold_count(mlp: MLP, spec: Spec, cache_bytes: int) -> int:
+def cold_count(mlp: Model, spec: Spec, cache_bytes: int) -> int:
     """Return how many inputs together exceed 3x `cache_bytes`.
 
     Raises
@@ -94,7 +95,7 @@ def cold_count(mlp: MLP, spec: Spec, cache_bytes: int) -> int:
     return count
 
 
-def launch_cold(mlp: MLP, runner: Runner, rows: Array, cache_bytes: int) -> Callable[[], object]:
+def launch_cold(mlp: Model, runner: Runner, rows: Array, cache_bytes: int) -> Callable[[], object]:
     """Return a callable that runs each time on the next of several inputs, together more than 3x `cache_bytes`.
 
     All hold `rows`. What an engine does to rows that are not in its static input (a CUDA Graph copies them there) is
@@ -155,23 +156,24 @@ class Verdict:
     rejected: str | None = None
 
 
-def probe_rows(mlp: MLP, input_dtype: str, rows: int = 512, seed: int = 0) -> Array:
+def probe_rows(mlp: Model, input_dtype: str, rows: int = 512, seed: int = 0) -> Array:
     """Draw rows to check an engine with when no validation rows are given: bytes, or numbers of the model's scale."""
     rng = np.random.default_rng(seed)
     if input_dtype in ("uint8", "int8"):
         info = np.iinfo(input_dtype)
         return rng.integers(info.min, info.max + 1, (rows, mlp.features)).astype(input_dtype)
     x = rng.standard_normal((rows, mlp.features))
-    scale = np.asarray(mlp.input_scale, np.float64)
-    offset = np.asarray(mlp.input_offset, np.float64)
+    network = mlp if isinstance(mlp, MLP) else mlp.stages[-1]
+    scale = np.asarray(network.input_scale, np.float64)
+    offset = np.asarray(network.input_offset, np.float64)
     safe = np.where(scale == 0, 1.0, scale)
-    runs = mlp.columns or ((0, mlp.features),)
+    runs = network.columns or ((0, network.features),)
     read = np.concatenate([np.arange(start, stop) for start, stop in runs])
     x[:, read] = (x[:, read] - offset) / safe
     return x.astype(np.float16).astype(np.float32) if input_dtype != "float32" else x.astype(np.float32)
 
 
-def class_indices(mlp: MLP, y: ArrayLike) -> NDArray[np.int64]:
+def class_indices(mlp: Model, y: ArrayLike) -> NDArray[np.int64]:
     """Turn labels into class indices of `mlp`.
 
     Raises
@@ -203,7 +205,7 @@ def as_input(x: Array, input_dtype: str, what: str) -> Array:
 
 
 def make_gate(
-    mlp: MLP,
+    mlp: Model,
     input_dtype: str,
     validation: tuple[ArrayLike, ArrayLike | None] | None = None,
     *,
@@ -249,7 +251,7 @@ def make_gate(
     )
 
 
-def judge(engine: Engine, mlp: MLP, runner: Runner, gate: Gate) -> Verdict:
+def judge(engine: Engine, mlp: Model, runner: Runner, gate: Gate) -> Verdict:
     """Run the gate's rows through `runner` and say whether its answers are good enough.
 
     With validation rows, accuracy or disagreement decides. Without, the logits must agree with float64 within 1e-3
@@ -263,12 +265,14 @@ def judge(engine: Engine, mlp: MLP, runner: Runner, gate: Gate) -> Verdict:
     error = _relative(y, gate.logits) if spec.output == "logits" else None
     disagreement = None if ids is None or gate.ids is None else float(np.mean(ids != gate.ids))
     accuracy = None if ids is None or gate.targets is None else float(np.mean(ids == gate.targets))
-    if error is None and (not gate.given or disagreement is None):
+    if error is None and isinstance(mlp, MLP) and (not gate.given or disagreement is None):
         error = _logit_error(engine, mlp, spec, runner.variant, gate)
+    if isinstance(mlp, Cascade) and not gate.given:
+        return Verdict(rejected=_reject_cascade(mlp, runner.variant, gate, disagreement), disagreement=disagreement)
     return Verdict(accuracy, disagreement, error, _reject(mlp, gate, accuracy, disagreement, error))
 
 
-def _ids(mlp: MLP, spec: Spec, y: Array) -> Array | None:
+def _ids(mlp: Model, spec: Spec, y: Array) -> Array | None:
     if mlp.head not in ("softmax", "sigmoid"):
         return None
     if spec.output in ("class", "margin"):
@@ -281,7 +285,7 @@ def _relative(y: Array, reference: Array) -> float:
     return float(np.linalg.norm(y - reference)) / norm if norm else float(np.abs(y).max(initial=0.0))
 
 
-def _logit_error(engine: Engine, mlp: MLP, spec: Spec, variant: Variant, gate: Gate) -> float:
+def _logit_error(engine: Engine, mlp: Model, spec: Spec, variant: Variant, gate: Gate) -> float:
     other = engine.build(mlp, replace(spec, output="logits"), variant)
     try:
         return _relative(run_rows(other, gate.x), gate.logits)
@@ -290,7 +294,7 @@ def _logit_error(engine: Engine, mlp: MLP, spec: Spec, variant: Variant, gate: G
 
 
 def _reject(
-    mlp: MLP, gate: Gate, accuracy: float | None, disagreement: float | None, error: float | None
+    mlp: Model, gate: Gate, accuracy: float | None, disagreement: float | None, error: float | None
 ) -> str | None:
     if gate.given and disagreement is not None:
         if gate.min_accuracy is not None and (accuracy is None or accuracy < gate.min_accuracy):
@@ -299,12 +303,22 @@ def _reject(
             share = f"{disagreement:.4%} of the validation rows get another class than in float32"
             return f"{share}, more than {gate.max_disagreement:.4%}"
         return None
-    if error is not None and mlp.scheme is None and not error <= LOGIT_TOLERANCE:
+    if error is not None and isinstance(mlp, MLP) and mlp.scheme is None and not error <= LOGIT_TOLERANCE:
         return f"logits differ from float64 by {error:.2e} relative, more than {LOGIT_TOLERANCE:.0e}"
     return None
 
 
-def accuracy_of(mlp: MLP, runner: Runner, x: Array, targets: Array) -> float:
+def _reject_cascade(cascade: Cascade, variant: Variant, gate: Gate, disagreement: float | None) -> str | None:
+    """Judge a cascade without validation rows: its rows' logits are those of different networks, so classes decide."""
+    exact = "float32" in (variant.get("scheme"), variant.get("compute"))
+    if not exact and any(stage.scheme is None for stage in cascade.stages):
+        return "without validation rows only float32 and stages that carry a scheme compete"
+    if exact and disagreement is not None and disagreement > (limit := gate.max_disagreement or 0.001):
+        return f"{disagreement:.4%} of drawn rows get another class than in NumPy's float32, more than {limit:.4%}"
+    return None
+
+
+def accuracy_of(mlp: Model, runner: Runner, x: Array, targets: Array) -> float:
     """Return the share of right classes among the runner's own answers for `x`."""
     ids = _ids(mlp, runner.spec, run_rows(runner, x))
     if ids is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
+from gigamlp.calibration import scheme_logits
+from gigamlp.cascade import Cascade, Model
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import BudgetExceeded, InvalidInput, Unsupported
 from gigamlp.hosted import budget_shares, contenders, places
@@ -26,7 +29,7 @@ Array = NDArray[Any]
 
 
 def optimize(
-    mlp: MLP,
+    mlp: Model,
     device: str = "auto",
     batch: int | Sequence[int] = (1, 1024, 65536),
     input_dtype: str = "uint8",
@@ -48,7 +51,7 @@ def optimize(
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     batch : int or sequence of int
@@ -155,6 +158,7 @@ def optimize(
             "max_disagreement": gate.max_disagreement,
             "budget_s": budget_s,
             "full": effort.full,
+            **_of_cascade(mlp, gate),
             **({} if gate.ranges is None else {"hidden_ranges": {k: v.tolist() for k, v in gate.ranges.items()}}),
         },
     )
@@ -165,9 +169,24 @@ def optimize(
     return plan
 
 
-def _ranges(mlp: MLP, input_dtype: str, gate: Gate, calibration: ArrayLike | None) -> dict[str, Array] | None:
+def _of_cascade(mlp: Model, gate: Gate) -> dict[str, Any]:
+    """Return what a Plan says of a cascade: its times are those of rows of which this share went on."""
+    if not isinstance(mlp, Cascade):
+        return {}
+    deciding = mlp.decide(gate.x, scheme_logits)[1]
+    unsure = [float((deciding > index).mean()) for index in range(len(mlp.thresholds))]
+    return {
+        "cascade": {
+            "stages": [stage.name for stage in mlp.stages],
+            "thresholds": [each if math.isfinite(each) else None for each in mlp.thresholds],
+            "unsure": unsure,
+        }
+    }
+
+
+def _ranges(mlp: Model, input_dtype: str, gate: Gate, calibration: ArrayLike | None) -> dict[str, Array] | None:
     """Return what bytes in hidden layers must hold, from the rows that were given; None where no scheme needs it."""
-    if mlp.scheme is not None or input_dtype not in RANGES:
+    if not isinstance(mlp, MLP) or mlp.scheme is not None or input_dtype not in RANGES:
         return None
     if calibration is None and not gate.given:
         return None

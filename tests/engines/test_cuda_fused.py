@@ -166,6 +166,9 @@ def test_rows_in_host_memory_have_variants_of_their_own(h200):
     assert {(v.get("path"), v.get("overlap")) for v in few} == {("split", False)}
     assert [v.get("memory") for v in few[:2]] == ["cached", "combined"]
     assert set(few) < set(ENGINE.variants(mlp, Spec("cuda:0", 64, input_on="host"), full=True))
+    for batch, travels in ((1, True), (5, True), (6, False)):  # 4,704 bytes are more than a kernel's arguments
+        found = {v.get("memory") for v in ENGINE.variants(mlp, Spec("cuda:0", batch, input_on="host"))}
+        assert found == {"cached", "combined"} | ({"launch"} if travels else set())
     with pytest.raises(InvalidInput, match="unknown options graph"):
         ENGINE.build(mlp, Spec("cuda:0", 64, input_on="host"), Variant.of(graph=True))
 

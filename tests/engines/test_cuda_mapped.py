@@ -39,13 +39,15 @@ OUTPUTS = {
 class FusedKernel:
     """The fused kernel's signature; `output` says what it answers with."""
 
-    arguments = 9
-
-    def __init__(self, output):
-        self.output, self.grids = output, []
+    def __init__(self, output, carried=0):
+        self.output, self.grids, self.carried = output, [], carried
+        self.arguments = 10 if carried else 9
 
     def __call__(self, values, grid, block, shared):
-        x, stride, weights, out, out2, rows, table, _, serial = values
+        x, stride, weights, out, out2, rows, table, _, serial, *carried = values
+        if carried:
+            assert x == 0
+            x = carried[0]
         assert (stride, block, shared, table) == (FEATURES, 64, 1000, 0)
         assert at(weights, (4,), np.uint8).tolist() == [1, 2, 3, 4]
         self.grids.append(grid)
@@ -72,7 +74,7 @@ def fake(monkeypatch):
 
 
 def make(fake, output="class", memory="cached"):
-    kernel = fake.kernels["fused"] = FusedKernel(output)
+    kernel = fake.kernels["fused"] = FusedKernel(output, BATCH * FEATURES if memory == "launch" else 0)
     gpu = open_gpu(0)
     program = Program(
         gpu=gpu,
@@ -98,10 +100,11 @@ def ids(x):
     return MLP.class_ids(MLP.logits(x))
 
 
-@pytest.mark.parametrize("memory", ["cached", "combined"])
+@pytest.mark.parametrize("memory", ["cached", "combined", "launch"])
 def test_any_number_of_rows_up_to_the_batch(fake, memory):
     runner, kernel = make(fake, memory=memory)
-    assert fake.flags == [7 if memory == "combined" else 3, 3]  # rows, packets: portable, mapped, write-combined
+    rows = {"cached": [3], "combined": [7], "launch": []}[memory]
+    assert fake.flags == [*rows, 3]  # rows, packets: portable, mapped, write-combined
     for seed, count in enumerate((5, 1, 3, 5, 2)):
         x = draw(seed, (count, FEATURES))
         np.testing.assert_array_equal(runner.run(x), ids(x))
@@ -111,8 +114,9 @@ def test_any_number_of_rows_up_to_the_batch(fake, memory):
     assert fake.current == []
 
 
-def test_the_static_input_is_not_copied(fake):
-    runner, _ = make(fake)
+@pytest.mark.parametrize("memory", ["cached", "launch"])
+def test_the_static_input_is_not_copied(fake, memory):
+    runner, _ = make(fake, memory=memory)
     runner.input[...] = draw(3)
     np.testing.assert_array_equal(runner.run(runner.input), ids(draw(3)))
 

@@ -34,6 +34,8 @@ def test_a_file(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(shown.out)
     assert (data["schema"], data["rows"], data["rejected"]) == ("gigamlp-scored/1", 1003, 0)
     assert data["bottleneck"] in data["busy"]
+    assert data["busy"][data["bottleneck"]] == max(data["busy"].values())
+    assert 0 < data["bottleneck_share"] <= 1
     assert "1,003 answers in a.npy" in shown.err
     assert "slowest: " in shown.err
     np.testing.assert_array_equal(np.load("a.npy"), MLP.predict(X))
@@ -67,6 +69,13 @@ def test_rejects_are_told(model: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_wrong_lines(model: str, line: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["score", model, *line, "--out", "a.npy"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_two_processes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["score", model, "rows.npy", "--out", "a.npy", "--engine", "numpy", "--devices", "cpu,cpu"]) == 0
+    np.testing.assert_array_equal(np.load("a.npy"), MLP.predict(X))
+    assert run(["score", model, "rows.npy", "--out", "a.npy", "--devices", "cpu", "--ray", "auto"]) == 1
+    assert "not both" in capsys.readouterr().err
 
 
 def test_rows_through_a_pipe(model: str) -> None:

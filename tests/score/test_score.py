@@ -264,3 +264,15 @@ def test_the_result_names_the_bottleneck(tmp_path: Path) -> None:
     assert set(data["busy"]) == {"read", "compute", "write"}
     assert data["bytes_in"] == X.nbytes
     assert data["rows_per_s"] > 0
+
+
+def test_a_file_of_no_bytes_and_a_file_named_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("rows.npy", X)
+    Path("none.npy").touch()
+    with pytest.raises(DataError, match=r"none\.npy: an empty file"):
+        run(["rows.npy", "none.npy"], Path("out.npy"))
+    with pytest.raises(InvalidInput, match="meant twice"):
+        run(["rows.npy", "./rows.npy"], Path("out.npy"))
+    with pytest.raises(InvalidInput, match="meant twice"):
+        run(["rows.npy", str(tmp_path / "rows.npy")], Path("out.npy"))

@@ -11,6 +11,8 @@ from cyclopts import App, CycloptsError
 
 from gigamlp import __version__
 from gigamlp.cli.bench import bench
+from gigamlp.cli.cascade import cascade
+from gigamlp.cli.completion import completion
 from gigamlp.cli.context import Common, Context, UsageError, console
 from gigamlp.cli.convert import convert
 from gigamlp.cli.doctor import doctor
@@ -19,8 +21,10 @@ from gigamlp.cli.frontier import frontier
 from gigamlp.cli.info import info
 from gigamlp.cli.optimize import optimize
 from gigamlp.cli.predict import predict
+from gigamlp.cli.report import report
 from gigamlp.cli.reproduce import reproduce
 from gigamlp.cli.score import score
+from gigamlp.cli.serve import serve
 from gigamlp.cli.train import train
 from gigamlp.errors import GigaMLPError
 from gigamlp.report.layout import clean
@@ -33,6 +37,12 @@ _EXTRAS = {  # module -> the extra that brings it
     "matplotlib": "report",
     "onnx": "onnx",
     "pyarrow": "score",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "uvloop": "serve",
+    "httptools": "serve",
+    "prometheus_client": "serve",
+    "orjson": "serve",
 }
 
 # command -> (function, its examples)
@@ -79,6 +89,13 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp frontier --hidden 8,16,32 --min-accuracy 0.97 --out frontier.json",
         ),
     ),
+    "cascade": (
+        cascade,
+        (
+            "gigamlp cascade mnist-40 mnist-512 --out cascade.safetensors",
+            "gigamlp cascade a.safetensors b.safetensors --data rows.npz --max-loss 0.002 --out c.safetensors",
+        ),
+    ),
     "predict": (
         predict,
         (
@@ -111,8 +128,33 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp score m.safetensors - --out a.npy --on-error skip --json < rows.raw",
         ),
     ),
+    "report": (
+        report,
+        (
+            "gigamlp report results/reproduce.json",
+            "gigamlp report before.json after.json --out compared.html",
+            "gigamlp report bench.json plan.json --out model.html",
+        ),
+    ),
+    "serve": (
+        serve,
+        (
+            "gigamlp serve mnist-40",
+            "gigamlp serve models/ --port 9000 --workers 2",
+            "gigamlp serve digits=a.safetensors b.safetensors --host 0.0.0.0 --token-file token.txt",
+            "gigamlp serve m.safetensors --device cuda --plan plan.json --max-delay-us 100",
+        ),
+    ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),
     "doctor": (doctor, ("gigamlp doctor", "gigamlp doctor --roofs --json")),
+    "completion": (
+        completion,
+        (
+            'eval "$(gigamlp completion bash)"                    # in ~/.bashrc',
+            "gigamlp completion zsh > ~/.zfunc/_gigamlp",
+            "gigamlp completion fish > ~/.config/fish/completions/gigamlp.fish",
+        ),
+    ),
 }
 
 

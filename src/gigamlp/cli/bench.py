@@ -25,6 +25,7 @@ from gigamlp.cli.options import (
 from gigamlp.cli.tables import rows_table
 
 if TYPE_CHECKING:
+    from gigamlp.cascade import Cascade, Model
     from gigamlp.mlp import MLP
     from gigamlp.record import Record
 
@@ -60,7 +61,8 @@ def bench(
     Parameters
     ----------
     model
-        .safetensors files that gigamlp wrote; or the word ridge, a ridge-ELM of 512 fitted first.
+        .safetensors files that gigamlp wrote; or the word ridge, a ridge-ELM of 512 fitted first. A cascade of
+        byte rows is timed on random bytes and other images too.
     repeats
         Timed repeats of each row.
     full
@@ -111,31 +113,55 @@ def bench(
 
 def _models(
     names: tuple[str, ...], *, data: Path | None, labels: Path | None, seed: int, device: str, context: Context
-) -> list[tuple[MLP, Rows, Any]]:
+) -> list[tuple[Model, Rows, Any]]:
     """Return each model, the rows to feed it, and training rows to judge its variants on.
 
     Two models of one name are called after their files.
     """
+    from gigamlp.cascade import Cascade
     from gigamlp.cli.rows import accuracy_rows, load_dataset
     from gigamlp.mlp import load
 
     loaded = {name: None if name == "ridge" else load(name) for name in dict.fromkeys(names)}
     dataset = load_dataset(data, labels)
-    out: list[tuple[MLP, Rows, Any]] = []
+    out: list[tuple[Model, Rows, Any]] = []
+    files: list[str] = []
     apart = None if dataset.x_test is None else dataset.x[:GATE_ROWS]
     for name, mlp in loaded.items():
         if mlp is None:
             out.append((*_ridge(dataset, seed, device), apart))
+            files.append(name)
             continue
         rows = accuracy_rows(mlp, dataset, named=data is not None)
         if rows is None:
             context.note(f"{name}: not a model for MNIST; random rows, no accuracy (name its rows with --data)")
         out.append((mlp, rows, None if rows is None else apart))
+        files.append(name)
+        if isinstance(mlp, Cascade):
+            others = _other_rows(mlp, rows, apart)
+            out += others
+            files += [name] * len(others)
     called = [mlp.name for mlp, _, _ in out]
     return [
         (mlp if called.count(mlp.name) == 1 else mlp.with_(name=f"{mlp.name} ({name})"), rows, gate)
-        for name, (mlp, rows, gate) in zip(loaded, out, strict=True)
+        for name, (mlp, rows, gate) in zip(files, out, strict=True)
     ]
+
+
+def _other_rows(cascade: Cascade, rows: Rows, gate: Any) -> list[tuple[Cascade, Rows, Any]]:
+    """Return what a cascade is timed on beside its own rows, as its speed depends on them: see docs/cascade.md."""
+    import numpy as np
+
+    from gigamlp.data.synthetic import garment_images, random_bytes
+
+    if rows is None or np.asarray(rows[0]).dtype != np.uint8:
+        return []
+    n, name = len(rows[0]), cascade.name
+    found: list[tuple[Cascade, Rows, Any]] = []
+    found.append((cascade.with_(name=f"{name}, random bytes"), (random_bytes(n, cascade.features), None), gate))
+    if cascade.features == 784:
+        found.append((cascade.with_(name=f"{name}, garments"), (garment_images(n), None), gate))
+    return found
 
 
 def _ridge(dataset: Any, seed: int, device: str) -> tuple[MLP, Rows]:

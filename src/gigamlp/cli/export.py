@@ -55,9 +55,9 @@ def export(
     for option, value in given.items():
         if value is not None and option not in _OWN[suffix]:
             raise UsageError(f"--{option.replace('_', '-')} does not go with a {suffix} file")
-    from gigamlp.mlp import load
+    from gigamlp.cli.rows import one_mlp
 
-    mlp = load(model)
+    mlp = one_mlp(model)
     files = _write(mlp, suffix, out, given)
     context.emit(
         {"schema": "gigamlp-export/1", "model": mlp.name, "digest": mlp.digest(), "files": [str(f) for f in files]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich import box
 from rich.table import Table
 
@@ -50,6 +50,7 @@ def frontier(
     min_share_of_fastest: Fraction = None,
     data: DataPath = None,
     labels: LabelsPath = None,
+    cascades: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
     seed: Seed = 0,
     out: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     plot: Annotated[Path | None, Parameter(metavar="FILE")] = None,
@@ -75,6 +76,8 @@ def frontier(
         Name the fastest network of at least this validation accuracy.
     min_share_of_fastest
         Name the most accurate network of at least this share of the fastest one's speed.
+    cascades
+        Measure so many cascades of these networks too: those that their speeds alone promise most of.
     out
         Where the record goes, as JSON.
     plot
@@ -85,13 +88,12 @@ def frontier(
     check_out(out)
     check_out(plot)
     from gigamlp._atomic import write_text
-    from gigamlp.cli.rows import load_dataset, with_labels
+    from gigamlp.cli.rows import load_dataset, one_mlp, with_labels
     from gigamlp.data import hold_out
     from gigamlp.frontier import frontier as measure
     from gigamlp.frontier import pick
-    from gigamlp.mlp import load
     from gigamlp.models import names as shipped
-    from gigamlp.report.figures import require_matplotlib
+    from gigamlp.report.drawing import require_matplotlib
 
     if plot is not None:
         require_matplotlib()
@@ -99,7 +101,7 @@ def frontier(
     all_x: Any = dataset.x
     all_y: Any = dataset.y
     x, y, x_val, y_val = hold_out(all_x, all_y, rows=_HELD, seed=seed)
-    found = [load(name) for name in (models or (() if hidden else shipped()))]
+    found = [one_mlp(name) for name in (models or (() if hidden else shipped()))]
     if hidden:
         wanted = {"seed": seed, "device": device, "image_shape": dataset.image_shape}
         found += _trained(hidden, (x, y), (x_val, y_val), wanted, context)
@@ -117,6 +119,7 @@ def frontier(
             threads=threads,
             device=device,
             repeats=repeats,
+            cascades=cascades,
             command=context.command,
             progress=progress,
         )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigamlp.cli.context import DEFAULTS, Common, Given
 from gigamlp.cli.tables import values_table
+
+if TYPE_CHECKING:
+    from gigamlp.cascade import Cascade
 
 __all__ = ["describe", "info", "words"]
 
@@ -33,9 +37,12 @@ def describe(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     from gigamlp import models
+    from gigamlp.cascade import Cascade
     from gigamlp.mlp import load
 
     mlp = load(path)  # this checks the file; what follows only reads what the MLP does not keep
+    if isinstance(mlp, Cascade):
+        return _describe_cascade(mlp, path)
     path = path if path.is_file() else models.path(str(path))
     with safe_open(path, framework="numpy") as file:
         header = json.loads(file.metadata()["gigamlp"])
@@ -76,8 +83,52 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
+def _describe_cascade(cascade: Cascade, path: Path) -> dict[str, Any]:
+    return {
+        "schema": "gigamlp-info/1",
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "format_version": 2,
+        "name": cascade.name,
+        "digest": cascade.digest(),
+        "features": cascade.features,
+        "features_read": cascade.features_read,
+        "parameters": cascade.parameters,
+        "macs": cascade.macs,
+        "head": cascade.head,
+        "classes": cascade.classes.tolist(),
+        "stages": [repr(stage) for stage in cascade.stages],
+        "thresholds": [each if each < float("inf") else None for each in cascade.thresholds],
+        "calibration": None if cascade.calibration is None else asdict(cascade.calibration),
+    }
+
+
+def _words_of_cascade(found: dict[str, Any]) -> dict[str, Any]:
+    calibration = found["calibration"]
+    return {
+        "name": found["name"],
+        **{f"stage {index}": stage for index, stage in enumerate(found["stages"])},
+        "thresholds": ", ".join("all go on" if t is None else f"{t:.4g}" for t in found["thresholds"]),
+        "calibration": None
+        if calibration is None
+        else f"at most {calibration['max_loss']:.3%} of the rows lost, confidence {calibration['confidence']:.0%}, "
+        f"from {calibration['rows']:,} rows{'' if calibration['labelled'] else ' without labels'}",
+        "unsure then": None
+        if calibration is None
+        else ", ".join(f"{count / calibration['rows']:.2%}" for count in calibration["unsure"]),
+        "parameters": f"{found['parameters']:,}",
+        "multiply-accumulates": f"{found['macs']:,} a row that goes through all stages",
+        "head": found["head"],
+        "features": f"{found['features']:,}, of which {found['features_read']:,} are read",
+        "file": f"{found['path']}, {found['bytes']:,} bytes, format {found['format_version']}",
+        "digest": found["digest"],
+    }
+
+
 def words(found: dict[str, Any]) -> dict[str, Any]:
     """Return the same as one line of text a name."""
+    if "stages" in found:
+        return _words_of_cascade(found)
 
     def numbers(value: Any) -> str:
         if isinstance(value, float):

@@ -47,7 +47,7 @@ def reproduce(
     out
         Where reproduce.json, report.html, the plans and the models go. Files of an earlier run are replaced.
     """
-    from gigamlp.report.figures import require_matplotlib
+    from gigamlp.report.drawing import require_matplotlib
     from gigamlp.reproduce import reproduce as run
 
     check_out(out, folder=True)

@@ -9,10 +9,11 @@ from gigamlp.cli.context import UsageError
 from gigamlp.errors import DataError
 
 if TYPE_CHECKING:
+    from gigamlp.cascade import Model
     from gigamlp.data import Dataset
     from gigamlp.mlp import MLP
 
-__all__ = ["load_dataset", "accuracy_rows", "with_labels"]
+__all__ = ["accuracy_rows", "load_dataset", "one_mlp", "with_labels"]
 
 
 def load_dataset(data: Path | None, labels: Path | None) -> Dataset:
@@ -27,6 +28,23 @@ def load_dataset(data: Path | None, labels: Path | None) -> Dataset:
     return Dataset(x, y, x_test, y_test, "mnist", (28, 28))
 
 
+def one_mlp(path: Path | str) -> MLP:
+    """Return the MLP in a file or of a shipped name.
+
+    Raises
+    ------
+    InvalidInput
+        If it is a cascade.
+    """
+    from gigamlp.errors import InvalidInput
+    from gigamlp.mlp import MLP, load
+
+    mlp = load(path)
+    if not isinstance(mlp, MLP):
+        raise InvalidInput(f"{path} is a cascade, and this takes a single network; gigamlp.load(...).stages are such")
+    return mlp
+
+
 def with_labels(dataset: Dataset) -> Dataset:
     """Return `dataset` if its rows have labels, or raise `DataError`."""
     if dataset.y is None:
@@ -34,7 +52,7 @@ def with_labels(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def accuracy_rows(mlp: MLP, dataset: Dataset, *, named: bool) -> tuple[Any, Any] | None:
+def accuracy_rows(mlp: Model, dataset: Dataset, *, named: bool) -> tuple[Any, Any] | None:
     """Return the rows to measure accuracy on: the test rows, or all rows if there are none apart.
 
     None if the data set was not `named` (it is MNIST then) and `mlp` is a network for something else.

@@ -56,7 +56,7 @@ def score(
     model: Path,
     /,
     *inputs: Annotated[str, Parameter(name="INPUT", allow_leading_hyphen=True)],
-    out: Annotated[Path, Parameter(metavar="FILE")],
+    out: Annotated[str, Parameter(metavar="FILE")],
     output: Annotated[
         tuple[str, ...],
         Parameter(converter=_outputs, negative=(), n_tokens=1, metavar="O[,O...]", show_default=",".join),
@@ -71,6 +71,8 @@ def score(
     threads: Threads = None,
     input_dtype: Annotated[str | None, Parameter(converter=_one(INPUT_DTYPES), metavar="|".join(INPUT_DTYPES))] = None,
     device: Device = "auto",
+    devices: Annotated[tuple[str, ...], Parameter(converter=_names, negative=(), n_tokens=1, metavar="all|D,D")] = (),
+    ray: Annotated[str | None, Parameter(metavar="auto|local|ADDRESS")] = None,
     common: Common = DEFAULTS,
     context: Given,
 ) -> None:
@@ -105,13 +107,18 @@ def score(
         A plan that `gigamlp optimize` wrote for this model on this machine.
     input_dtype
         The dtype that rows run in, and that raw rows of stdin hold (default there: uint8).
+    devices
+        Several devices of this host, a process each: all GPUs, or cuda:0,cuda:2, or cpu,cpu. Instead of --device.
+    ray
+        Run on a Ray cluster: the one that runs here, one that is started for this, or the one at an address.
     """
     options = [each for each in inputs if each.startswith("-") and each != "-"]  # - alone is stdin
     if options:
         raise UsageError(f"unknown option {options[0]}")
     if not inputs:
         raise UsageError("name at least one INPUT: a file, a folder, a pattern, or - for stdin")
-    check_out(out)
+    if "://" not in out:
+        check_out(Path(out))
     from gigamlp.mlp import load
     from gigamlp.plan import Plan
     from gigamlp.score import score as run
@@ -127,6 +134,8 @@ def score(
             id_columns=id_columns,
             plan=None if plan is None else Plan.load(plan),
             device=device,
+            devices=devices,
+            ray=ray,
             engine=engine,
             batch=batch,
             threads=threads,

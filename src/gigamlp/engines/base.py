@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from gigamlp.errors import Unsupported
-from gigamlp.mlp import MLP
 from gigamlp.spec import INPUT_DTYPES, OUTPUTS, Spec, Variant
 
 __all__ = ["INPUT_DTYPES", "OUTPUTS", "Engine", "Runner", "Spec", "Unsupported", "Variant"]
@@ -64,6 +63,9 @@ class Engine(Protocol):
         Whether it computes with quantised weights (it then equals its scheme's reference, not float32).
     compiles : bool
         Whether building takes seconds (the tuner then builds it for survivors only).
+
+    An engine with the attribute ``cascades = True`` takes a `Cascade` too; `gigamlp.engines.cascades.for_model` finds
+    what runs one by the others.
     """
 
     name: str
@@ -74,11 +76,11 @@ class Engine(Protocol):
         """Return why this engine cannot run on `device` of this machine, or None if it can."""
         ...
 
-    def variants(self, mlp: MLP, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
+    def variants(self, mlp: Any, spec: Spec, *, full: bool = False) -> Sequence[Variant]:
         """Return the variants worth measuring for this MLP and Spec, the most promising first; `full` gives all."""
         ...
 
-    def build(self, mlp: MLP, spec: Spec, variant: Variant | None = None) -> Runner:
+    def build(self, mlp: Any, spec: Spec, variant: Variant | None = None) -> Runner:
         """Return a runner. Without `variant`, the first of `variants`.
 
         Raises

@@ -13,16 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gigamlp.cascade import Cascade, goes_on
+from gigamlp.cascade import Cascade, Model, goes_on
 from gigamlp.engines.base import Engine, Runner, Spec, Unsupported, Variant
 from gigamlp.errors import InvalidInput
 from gigamlp.measure.clock import stopwatch
 from gigamlp.mlp import MLP
 
-__all__ = ["CascadeRunner", "Composed", "Model", "for_model", "joined", "refuse_output", "split"]
+__all__ = ["CascadeRunner", "Composed", "for_model", "joined", "refuse_output", "split"]
 
 Array = NDArray[Any]
-Model = MLP | Cascade
 
 
 class CascadeRunner(Runner, Protocol):
@@ -132,7 +131,7 @@ class Composed:
 
 
 class ComposedRunner:
-    """Runners of the stages; those after the first take the rows that reach them in smaller batches, the last padded."""
+    """Runners of the stages; those after the first take what reaches them in smaller batches, the last one padded."""
 
     partial = False
     build_s = 0.0

@@ -53,7 +53,7 @@ def _alike(way: Variant, others: list[Variant]) -> Variant:
 
 
 def whole_variant(ways: Sequence[Variant]) -> Variant:
-    """Return the variant of a cascade whose stages have the variants `ways`; the first one's threads are those of all."""
+    """Return the variant of a cascade whose stages run in the variants `ways`, on the first one's threads."""
     scheme, zeros, isa = (joined([str(way.get(key)) for way in ways]) for key in _OPTIONS)
     threads = int(ways[0].get("threads"))
     return Variant.of(cascade=len(ways), scheme=scheme, zeros=zeros, threads=threads, isa=isa)

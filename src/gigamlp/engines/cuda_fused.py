@@ -38,6 +38,7 @@ _SECOND = 3  # configurations to try of another way to multiply the same rows
 # The kernel reads rows from host memory by itself in batches up to this; more are quicker copied (a guess, with room:
 # what a Session uses is measured).
 _MAPPED_ROWS = 4096
+_CARRIED_BYTES = 4000  # of a kernel's arguments: 4,096 bytes, less the other ones
 _DTYPES = {"class": ("uint8", "int32"), "margin": ("uint8", "int32"), "logits": ("float32", "float16")}
 
 
@@ -57,8 +58,8 @@ class CudaFused:
     variant may name some of them only; the most promising one that has these is then run.
 
     With ``input_on="host"`` the kernel reads the rows from host memory itself and answers there, for up to 4,096 rows.
-    Such variants have ``memory`` (``cached`` or ``combined``: how the CPU writes the rows) instead of ``graph``,
-    ``dtype`` and ``compute``.
+    Such variants have ``memory`` instead of ``graph``, ``dtype`` and ``compute``: ``cached`` or ``combined`` is how the
+    CPU writes the rows, with ``launch`` they travel as an argument of the kernel (up to 4,000 bytes).
     """
 
     name = "cuda_fused"
@@ -116,7 +117,7 @@ class CudaFused:
             yield from compile_chains(gpu, mlp, spec, full=full)
             return
         for choice in _choices(gpu, mlp, spec, full):
-            if (key := (choice.network, choice.config, choice.host)) not in seen:
+            if (key := (choice.network, choice.config, choice.host, choice.carried)) not in seen:
                 seen.add(key)
                 yield _compiled(gpu, choice)[1]
 
@@ -130,6 +131,7 @@ class _Choice:
     network: Network
     config: Config
     host: bool = False
+    carried: int = 0  # bytes of rows among the kernel's arguments
 
 
 def _open(device: str) -> Gpu:
@@ -238,9 +240,15 @@ def _host_choices(gpu: Gpu, mlp: MLP, spec: Spec, full: bool) -> list[_Choice]:
     if not split:
         raise Unsupported(f"no form of the fused kernel reads rows of {integer.mlp!r} from host memory")
     out = []
+    row_bytes = spec.batch * network.features
+    memories = (
+        {"cached": 0, "combined": 0}
+        if row_bytes > _CARRIED_BYTES
+        else {"launch": row_bytes, "cached": 0, "combined": 0}
+    )
     for c in split if full else split[:2]:
-        for memory in ("cached", "combined"):
-            out.append(_Choice(Variant.from_json({**asdict(c), "memory": memory}), integer, network, c, host=True))
+        for memory, carried in memories.items():
+            out.append(_Choice(Variant.from_json({**asdict(c), "memory": memory}), integer, network, c, True, carried))
     return out
 
 
@@ -276,7 +284,7 @@ def _compiled(gpu: Gpu, choice: _Choice) -> tuple[Generated, Cubin]:
     from gigamlp.kernels.cuda.cache import cubin_for
     from gigamlp.kernels.cuda.source import generate
 
-    made = generate(choice.network, choice.config, packets=choice.host)
+    made = generate(choice.network, choice.config, packets=choice.host, carried=choice.carried)
     return made, cubin_for(made.source, architecture(gpu.capability))
 
 

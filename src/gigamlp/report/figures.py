@@ -4,65 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from gigamlp.errors import Unsupported
 from gigamlp.record import Record, Row
+from gigamlp.report.drawing import MUTED, SERIES, legend_above, log_scale, plain_ticks, shorten, svg
 from gigamlp.report.layout import clean, labels, percent, row_of_samples, source, throughput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["BARS_MAX", "CURVES_MAX", "accuracy_figure", "latency_figure", "require_matplotlib", "throughput_figure"]
+__all__ = ["BARS_MAX", "CURVES_MAX", "accuracy_figure", "latency_figure", "throughput_figure"]
 
 BARS_MAX = 24
 CURVES_MAX = 8
 NAMES_MAX = 14
-_WIDTH = 10.5  # inches; an SVG scales to the page
-
-# Stand-ins that the SVG's colours are replaced by: the page's style sheet then decides, for light, dark and paper.
-_INK, _MUTED, _GRID = "#010203", "#010204", "#010205"
-_SERIES = tuple(f"#0102{code:02x}" for code in range(0x10, 0x18))
-_VARIABLES = {
-    _INK: "var(--ink)",
-    _MUTED: "var(--muted)",
-    _GRID: "var(--grid)",
-    **{color: f"var(--series-{index + 1})" for index, color in enumerate(_SERIES)},
-}
-
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be found, copied and coloured by the page
-    "svg.hashsalt": "gigamlp",  # the same figure gives the same bytes
-    "text.parse_math": False,  # a model's name may hold a dollar sign
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10.0,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _MUTED,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": _GRID,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "figure.facecolor": "none",
-    "legend.frameon": False,
-}
-
-
-def require_matplotlib() -> None:
-    """Raise `Unsupported`, with the way to get it, if matplotlib is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise Unsupported("the report's figures need matplotlib: pip install 'gigamlp[report]'")
 
 
 def throughput_figure(record: Record, prefix: str = "throughput") -> str | None:
@@ -84,7 +40,7 @@ def throughput_figure(record: Record, prefix: str = "throughput") -> str | None:
 
     def draw(ax: Axes) -> None:
         places = range(len(rows))
-        is_log = _log_scale(ax, [*speeds, *(v for v in roofs if v is not None)])
+        is_log = log_scale(ax, [*speeds, *(v for v in roofs if v is not None)])
         for is_quoted, name in ((False, "measured here"), (True, "quoted, not measured here")):
             picked = [i for i in places if rows[i].quoted == is_quoted]
             if picked:
@@ -92,8 +48,8 @@ def throughput_figure(record: Record, prefix: str = "throughput") -> str | None:
                     picked,
                     [speeds[i] for i in picked],
                     height=0.62,
-                    color="none" if is_quoted else _SERIES[0],
-                    edgecolor=_MUTED if is_quoted else _SERIES[0],
+                    color="none" if is_quoted else SERIES[0],
+                    edgecolor=MUTED if is_quoted else SERIES[0],
                     linestyle="--" if is_quoted else "-",
                     label=name,
                 )
@@ -103,7 +59,7 @@ def throughput_figure(record: Record, prefix: str = "throughput") -> str | None:
                 [roof for _, roof in known],
                 [i - 0.42 for i, _ in known],
                 [i + 0.42 for i, _ in known],
-                color=_SERIES[1],
+                color=SERIES[1],
                 linewidth=2.2,
                 label="roof: what this machine's measured limits allow that row",
             )
@@ -115,9 +71,9 @@ def throughput_figure(record: Record, prefix: str = "throughput") -> str | None:
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.grid(visible=False, axis="y")
         ax.set_xlabel("million samples per second" + (", logarithmic" if is_log else ""))
-        _legend_above(ax)
+        legend_above(ax)
 
-    return _svg(draw, height=1.4 + 0.34 * len(rows), prefix=prefix)
+    return svg(draw, height=1.4 + 0.34 * len(rows), prefix=prefix)
 
 
 def accuracy_figure(record: Record, prefix: str = "accuracy") -> str | None:
@@ -132,7 +88,7 @@ def accuracy_figure(record: Record, prefix: str = "accuracy") -> str | None:
         kept = sorted(best, key=lambda name: -best[name])[:NAMES_MAX]
         names = [name for name in dict.fromkeys(r.name for r in rows) if name in kept]
         for index, name in enumerate(names):
-            color = _SERIES[index % len(_SERIES)]
+            color = SERIES[index % len(SERIES)]
             for is_quoted, tail in ((False, ""), (True, " (quoted)")):
                 group = [r for r in rows if r.name == name and r.quoted == is_quoted]
                 if not group:
@@ -140,26 +96,26 @@ def accuracy_figure(record: Record, prefix: str = "accuracy") -> str | None:
                 ax.plot(
                     [_million(r) for r in group],
                     [100 * (r.accuracy or 0.0) for r in group],
-                    marker="o" if index < len(_SERIES) else "s",
+                    marker="o" if index < len(SERIES) else "s",
                     markersize=7,
                     linestyle="none",
                     color=color,
                     markerfacecolor="none" if is_quoted else color,
                     markeredgewidth=1.4,
-                    label=_shorten(clean(name), 28) + tail,
+                    label=shorten(clean(name), 28) + tail,
                 )
         rest = [r for r in rows if r.name not in kept]
         if rest:
             places = [_million(r) for r in rest], [100 * (r.accuracy or 0.0) for r in rest]
-            ax.plot(*places, ".", color=_MUTED, label=f"{len(best) - len(kept)} other networks", zorder=1)
+            ax.plot(*places, ".", color=MUTED, label=f"{len(best) - len(kept)} other networks", zorder=1)
         ax.margins(x=0.08, y=0.14)
         ax.set_xscale("log")
-        _plain_ticks(ax)
+        plain_ticks(ax)
         ax.set_xlabel("million samples per second, logarithmic")
         ax.set_ylabel("accuracy, %")
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
 
-    return _svg(draw, height=4.2, prefix=prefix)
+    return svg(draw, height=4.2, prefix=prefix)
 
 
 def latency_figure(record: Record, prefix: str = "latency") -> str | None:
@@ -170,7 +126,7 @@ def latency_figure(record: Record, prefix: str = "latency") -> str | None:
     """
     curves = _curves(record)
     if curves:
-        return _svg(lambda ax: _draw_curves(ax, curves), height=4.2 + 0.1 * len(curves), prefix=prefix)
+        return svg(lambda ax: _draw_curves(ax, curves), height=4.2 + 0.1 * len(curves), prefix=prefix)
     rows = [r for r in record.rows if r.p50_us and r.p99_us][:BARS_MAX]
     if not rows:
         return None
@@ -178,17 +134,17 @@ def latency_figure(record: Record, prefix: str = "latency") -> str | None:
     def draw(ax: Axes) -> None:
         places = list(range(len(rows)))
         ax.hlines(
-            places, [r.p50_us or 0.0 for r in rows], [r.p99_us or 0.0 for r in rows], color=_SERIES[0], linewidth=3
+            places, [r.p50_us or 0.0 for r in rows], [r.p99_us or 0.0 for r in rows], color=SERIES[0], linewidth=3
         )
-        ax.plot([r.p50_us or 0.0 for r in rows], places, "o", color=_SERIES[0], label="p50")
-        ax.plot([r.p99_us or 0.0 for r in rows], places, "|", color=_SERIES[0], markersize=12, label="p99")
-        is_log = _log_scale(ax, [v for r in rows for v in (r.p50_us, r.p99_us) if v])
-        ax.set_yticks(places, [_shorten(label) for label in labels(rows)])
+        ax.plot([r.p50_us or 0.0 for r in rows], places, "o", color=SERIES[0], label="p50")
+        ax.plot([r.p99_us or 0.0 for r in rows], places, "|", color=SERIES[0], markersize=12, label="p99")
+        is_log = log_scale(ax, [v for r in rows for v in (r.p50_us, r.p99_us) if v])
+        ax.set_yticks(places, [shorten(label) for label in labels(rows)])
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlabel("µs from issue to answer" + (", logarithmic" if is_log else ""))
-        _legend_above(ax)
+        legend_above(ax)
 
-    return _svg(draw, height=1.4 + 0.34 * len(rows), prefix=prefix)
+    return svg(draw, height=1.4 + 0.34 * len(rows), prefix=prefix)
 
 
 def _curves(record: Record) -> list[tuple[str, list[float]]]:
@@ -205,7 +161,7 @@ def _curves(record: Record) -> list[tuple[str, list[float]]]:
     known = known[:CURVES_MAX]
     rows = [row for row, _, _ in known if row is not None]
     short = dict(zip(map(id, rows), labels(rows), strict=True))
-    return [(_shorten(key if row is None else short[id(row)], 52), taken) for row, key, taken in known]
+    return [(shorten(key if row is None else short[id(row)], 52), taken) for row, key, taken in known]
 
 
 def _draw_curves(ax: Axes, curves: Sequence[tuple[str, list[float]]]) -> None:
@@ -216,21 +172,18 @@ def _draw_curves(ax: Axes, curves: Sequence[tuple[str, list[float]]]) -> None:
         picked = sorted({*range(0, len(taken), step), len(taken) - 1})
         x = [taken[i] for i in picked]
         ax.step(
-            x, [100 * (i + 1) / len(taken) for i in picked], where="post", color=_SERIES[index % 8], lw=1.7, label=label
+            x, [100 * (i + 1) / len(taken) for i in picked], where="post", color=SERIES[index % 8], lw=1.7, label=label
         )
         ends += [taken[0], taken[min(len(taken) - 1, math.ceil(0.995 * len(taken)))]]
-    is_log = _log_scale(ax, ends)
+    is_log = log_scale(ax, ends)
     ax.set_xlim(min(ends) * (0.9 if is_log else 0.95), max(ends) * (1.15 if is_log else 1.05))
     for level in (50, 99):
-        ax.axhline(level, color=_MUTED, linewidth=0.8, linestyle=":")
+        ax.axhline(level, color=MUTED, linewidth=0.8, linestyle=":")
     ax.set_yticks([0, 25, 50, 75, 99])
     ax.set_ylim(0, 101)
     ax.set_xlabel("µs from issue to answer" + (", logarithmic" if is_log else ""))
     ax.set_ylabel("calls that took at most so long, %")
-    _legend_above(ax, columns=2)
-
-
-# ---- drawing --------------------------------------------------------------------------------------------------------
+    legend_above(ax, columns=2)
 
 
 def _million(row: Row) -> float:
@@ -246,69 +199,11 @@ def _quickest(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def _name_of(label: str, row: Row) -> str:
-    return f"{_shorten(label)} (quoted: {_where(row)})" if row.quoted else _shorten(label)
+    return f"{shorten(label)} (quoted: {_where(row)})" if row.quoted else shorten(label)
 
 
 def _where(row: Row) -> str:
     """Return the card that a quoted row names, or the beginning of its note."""
     note = source(row)
     card = re.search(r"(Tesla T4|RTX \d{4}|H\d00|A\d{3}|V100)", note)
-    return card.group(1) if card else _shorten(note.removeprefix("quoted: "), 24)
-
-
-def _shorten(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _log_scale(ax: Axes, values: Sequence[float]) -> bool:
-    """Use a logarithmic x axis if the values span a factor of 20 or more; return whether it is one."""
-    positive = [v for v in values if v > 0]
-    if not positive or max(positive) < 20 * min(positive):
-        return False
-    ax.set_xscale("log")
-    ax.set_xlim(min(positive) / 2, max(positive) * 1.2)
-    _plain_ticks(ax)
-    return True
-
-
-def _plain_ticks(ax: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = ax.get_xlim()
-    decades = math.log10(high / low) if low > 0 else 9.0
-    subs = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
-    ax.xaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _legend_above(ax: Axes, columns: int = 3) -> None:
-    handles, names = ax.get_legend_handles_labels()
-    figure = ax.figure
-    figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=9)
-
-
-def _svg(draw: Callable[[Axes], None], *, height: float, prefix: str) -> str:
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        draw(figure.add_subplot())
-        buffer = StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _inline(buffer.getvalue(), prefix)
-
-
-def _inline(text: str, prefix: str) -> str:
-    """Turn matplotlib's SVG file into an element of an HTML page: no prolog, unique ids, the page's colours."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)  # it would style the whole page
-    text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text)  # HTML knows the name spaces of SVG
-    text = re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
-    text = re.sub(r"(<svg[^>]*?) width=\"[^\"]*\"", r"\1", text)
-    text = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", text)
-    text = text.replace("<svg", '<svg aria-hidden="true"', 1)
-    return re.sub("|".join(_VARIABLES), lambda found: _VARIABLES[found.group()], text)
+    return card.group(1) if card else shorten(note.removeprefix("quoted: "), 24)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import TYPE_CHECKING
 
-from gigamlp.report.figures import require_matplotlib
+from gigamlp.report.drawing import require_matplotlib
 from gigamlp.report.layout import clean, number
 
 if TYPE_CHECKING:

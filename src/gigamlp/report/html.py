@@ -14,12 +14,13 @@ from gigamlp._atomic import write_text
 from gigamlp.errors import InvalidInput
 from gigamlp.plan import Candidate, Plan, objective
 from gigamlp.record import Record, Row
+from gigamlp.report.compare import Comparison, Pair, compare
+from gigamlp.report.drawing import require_matplotlib
 from gigamlp.report.figures import (
     BARS_MAX,
     CURVES_MAX,
     accuracy_figure,
     latency_figure,
-    require_matplotlib,
     throughput_figure,
 )
 from gigamlp.report.layout import (
@@ -33,12 +34,17 @@ from gigamlp.report.layout import (
     columns_in_use,
     extra_rows,
     footnotes,
+    labels,
     number,
     percent,
+    throughput,
 )
+from gigamlp.report.roofline import limits, meaning, roofline_figure
 from gigamlp.spec import Spec
 
 __all__ = ["render", "write_report"]
+
+_NOTES_MAX = 6  # more are folded away
 
 Plans = Plan | Mapping[str, Plan] | Iterable[Plan]
 
@@ -55,7 +61,7 @@ def write_report(
     Parameters
     ----------
     record : Record or sequence of Record
-        Each becomes a part of the page.
+        Each becomes a part of the page. Each after the first is compared with the first.
     path : path-like
     plans : Plan, mapping of str to Plan, or iterable of Plan, optional
         Every candidate is shown with its times or the reason of its rejection.
@@ -84,6 +90,8 @@ def render(
     body = [f"<h1>{_text(title)}</h1>", '<p class="lead">Small MLPs, measured; what is quoted is labelled so.</p>']
     if extra:
         body += [_definitions(extra)]
+    for index, one in enumerate(records[1:], 2):
+        body += _comparison(compare(records[0], one), records[0], one, index)
     for index, one in enumerate(records):
         body += _record(one, f"r{index}", alone=len(records) == 1)
     found = _plans(plans)
@@ -140,6 +148,13 @@ def _record(record: Record, prefix: str, *, alone: bool) -> list[str]:
             "No row has a throughput.",
         )
     )
+    line = roofline_figure(record, f"{prefix}-roofline")
+    if line is not None:
+        caption = (
+            "What the measured bandwidths allow, and what was reached. Rows that stay in a cache may lie above the "
+            f"memory's line. {meaning(record.rows).capitalize()}."
+        )
+        out += ["<h2>Roofline</h2>", _figure(line, caption, "")]
     out.append("<h2>Accuracy against speed</h2>")
     out.append(
         _figure(
@@ -162,14 +177,48 @@ def _record(record: Record, prefix: str, *, alone: bool) -> list[str]:
     return out
 
 
+def _comparison(found: Comparison, before: Record, after: Record, index: int) -> list[str]:
+    """Return the part that compares record `index` with the first."""
+    names = [_device_name(record) for record in (before, after)]
+    out = [f"<h2>Compared: record {index} with record 1</h2>"]
+    out.append(
+        _definitions({"record 1": f"{names[0]}: {before.command}", f"record {index}": f"{names[1]}: {after.command}"})
+    )
+    if names[0] != names[1]:
+        out.append('<p class="note">The records are of different machines.</p>')
+    if not found.pairs:
+        return [*out, "<p>No row of one did the same work as a row of the other.</p>"]
+    mean = found.geometric_mean
+    out.append(
+        f'<p class="note">{len(found.pairs)} rows did the same work; geometric mean of the ratios {number(mean, 3)}. '
+        "The ratio is of samples a second (without one, of p50), above 1 is faster. Noise is the spread of the "
+        "repeats of both, which knows nothing of other days and other clocks. "
+        f"Only in record 1: {len(found.only_before)} rows; only in record {index}: {len(found.only_after)}.</p>"
+    )
+    titles = ("before", "after", "ratio", "noise")
+    heads = [("row", False), *((title, True) for title in titles), ("verdict", False)]
+    texts = labels([pair.before for pair in found.pairs])
+    lines = [_compared(text, pair) for text, pair in zip(texts, found.pairs, strict=True)]
+    return [*out, _table(heads, lines)]
+
+
+def _compared(text: str, pair: Pair) -> tuple[str, list[Cell]]:
+    def speed(row: Row) -> str:
+        return f"{throughput(row)} M/s" if row.samples_per_s is not None else f"p50 {number(row.p50_us, 3)} µs"
+
+    noise = MISSING if pair.noise is None else f"± {percent(pair.noise, 1)}"
+    cells = [(text, False), (speed(pair.before), True), (speed(pair.after), True)]
+    cells += [(f"{pair.ratio:.3f}", True), (noise, True), (pair.verdict, False)]
+    return ("rejected" if pair.verdict == "within noise" else ""), cells
+
+
 def _ran(record: Record) -> str:
     values: dict[str, Any] = {"command": record.command}
     values |= {f"device {key}" if key != "name" else "device": value for key, value in record.device.items()}
     values["versions"] = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     if "seed" in record.extra:
         values["seed"] = record.extra["seed"]
-    if isinstance(record.extra.get("roofs"), Mapping):
-        values["measured limits"] = ", ".join(_limit(str(k), v) for k, v in record.extra["roofs"].items() if v)
+    values["measured limits"] = ", ".join(_limit(str(k), v) for k, v in limits(record).items() if v)
     return _definitions(values)
 
 
@@ -230,7 +279,11 @@ def _rows_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
             cells.insert(1, (sources[index], False))
         body.append((" ".join(marks), cells))
     lines = "<br>".join(f"[{number}] {_text(note)}" for number, note in enumerate(notes, 1))
-    return _table(heads, body) + (f'<p class="note">{lines}</p>' if lines else "")
+    if len(notes) > _NOTES_MAX:
+        lines = f'<details><summary>{len(notes)} notes</summary><p class="note">{lines}</p></details>'
+    elif lines:
+        lines = f'<p class="note">{lines}</p>'
+    return _table(heads, body) + lines
 
 
 Cell = tuple[str, bool]

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Cascade, Model
 from gigamlp.errors import InvalidInput
-from gigamlp.inputs import as_rows, target_dtype, unusable_rows
-from gigamlp.mlp import MLP
+from gigamlp.inputs import as_rows, unusable_rows
 from gigamlp.score.blocks import Block, Reject
 from gigamlp.session import Session
 
@@ -47,7 +47,7 @@ class Answers:
     columns: dict[str, Array]
 
 
-def fields(mlp: MLP, outputs: Sequence[str]) -> tuple[Field, ...]:
+def fields(mlp: Model, outputs: Sequence[str]) -> tuple[Field, ...]:
     """Return the columns that `outputs` give for `mlp`.
 
     ``class`` is what `Session.predict` gives: it is called ``indicators`` for ``multilabel`` and ``value`` for
@@ -72,7 +72,9 @@ def fields(mlp: MLP, outputs: Sequence[str]) -> tuple[Field, ...]:
     return tuple(_field(mlp, output) for output in outputs)
 
 
-def _field(mlp: MLP, output: str) -> Field:
+def _field(mlp: Model, output: str) -> Field:
+    if isinstance(mlp, Cascade) and output in OUTPUTS and output != "class":
+        raise InvalidInput(f"a cascade answers with class, not with {output}: score with its last stage for that")
     k, head = mlp.outputs, mlp.head
     if output == "class":
         if head == "regression":
@@ -97,7 +99,7 @@ def _field(mlp: MLP, output: str) -> Field:
 class Runs(Protocol):
     """What answers rows: a Session, or `lane.Lanes` around one."""
 
-    mlp: MLP
+    mlp: Model
 
     def predict(self, x: Array) -> Any:
         """See `Session.predict`."""
@@ -135,7 +137,7 @@ def answer(session: Session, runs: Runs, block: Block, outputs: Sequence[str]) -
 
 def _unusable(session: Session, x: Array) -> tuple[NDArray[np.bool_], list[str]]:
     rows = as_rows(x, session.mlp)
-    target = session._asked_dtype or target_dtype(rows, session._choice.dtypes)
+    target = session.routes.dtype(rows)
     return unusable_rows(rows, target, session.mlp)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from gigamlp.data.idx import DTYPES, GZIP_MAGIC, read_idx
 from gigamlp.errors import FileFormatError
-from gigamlp.score.blocks import Block, Position, Reject, Shape, reject_all
+from gigamlp.score.blocks import Block, Position, Reject, Shape, Source, reject_all
 
-__all__ = ["ArraySource", "RawSource", "open_idx", "open_npy"]
+__all__ = ["ArraySource", "RawSource", "open_idx", "open_npy", "open_remote"]
 
 Array = NDArray[Any]
 
@@ -55,6 +55,11 @@ class ArraySource:
         self.rows: int | None = len(x) if declared is None else declared
         self._x = x.reshape(len(x), -1) if x.ndim > 2 and x.flags.c_contiguous else x
         self._mapping, self._offset = mapping, offset
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The rows at which `blocks` may begin to give the same blocks as from the beginning."""
+        return range(0, 0 if _unfit(self._x, self._shape) else len(self._x), self._shape.rows)
 
     def blocks(self, start: Position) -> Iterator[Block]:
         """Yield views of the array."""
@@ -114,6 +119,28 @@ def _unfit(x: Array, shape: Shape) -> str | None:
     return None
 
 
+def _npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        dims, fortran, dtype = read(file)
+    except (ValueError, KeyError, EOFError, SyntaxError, tokenize.TokenError, TypeError) as error:
+        raise FileFormatError(f"{name}: damaged .npy header: {error}") from error
+    if dtype.hasobject:
+        raise FileFormatError(f"{name}: holds Python objects, not numbers")
+    return dims, fortran, dtype
+
+
+def _idx_header(file: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    head = file.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in DTYPES or not 1 <= head[3] <= 32:
+        raise FileFormatError(f"{name}: at byte 0: expected the IDX magic 00 00 TYPE RANK, found {head.hex(' ')}")
+    sizes = file.read(4 * head[3])
+    if len(sizes) < 4 * head[3]:
+        raise FileFormatError(f"{name}: at byte 4: {head[3]} dimensions of 4 bytes expected: truncated")
+    return tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)), DTYPES[head[2]]
+
+
 def open_npy(path: Path, shape: Shape) -> ArraySource:
     """Map an ``.npy`` file.
 
@@ -123,30 +150,41 @@ def open_npy(path: Path, shape: Shape) -> ArraySource:
         If its header cannot be read. A file that is too short is no error here: the rows that it lacks are rejected.
     """
     with path.open("rb") as file:
-        try:
-            version = np.lib.format.read_magic(file)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-            dims, fortran, dtype = read(file)
-        except (ValueError, KeyError, EOFError, SyntaxError, tokenize.TokenError, TypeError) as error:
-            raise FileFormatError(f"{path}: damaged .npy header: {error}") from error
-        if dtype.hasobject:
-            raise FileFormatError(f"{path}: holds Python objects, not numbers")
+        dims, fortran, dtype = _npy_header(file, str(path))
         return _mapped(path, file, file.tell(), dims, dtype, shape, fortran=fortran)
 
 
 def open_idx(path: Path, shape: Shape) -> ArraySource:
     """Map an IDX file; a gzip-compressed one is decompressed into memory."""
     with path.open("rb") as file:
-        head = file.read(4)
-        if head[:2] == GZIP_MAGIC:
+        if file.read(2) == GZIP_MAGIC:
             return ArraySource(str(path), read_idx(path), shape)
-        if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in DTYPES or not 1 <= head[3] <= 32:
-            raise FileFormatError(f"{path}: at byte 0: expected the IDX magic 00 00 TYPE RANK, found {head.hex(' ')}")
-        sizes = file.read(4 * head[3])
-        if len(sizes) < 4 * head[3]:
-            raise FileFormatError(f"{path}: at byte 4: {head[3]} dimensions of 4 bytes expected: truncated")
-        dims = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
-        return _mapped(path, file, file.tell(), dims, DTYPES[head[2]], shape)
+        file.seek(0)
+        dims, dtype = _idx_header(file, str(path))
+        return _mapped(path, file, file.tell(), dims, dtype, shape)
+
+
+def open_remote(name: str, file: Any, shape: Shape) -> Source:
+    """Read an ``.npy`` or IDX file of another file system, block by block.
+
+    Raises
+    ------
+    FileFormatError
+        If its header cannot be read, or it is stored column by column.
+    """
+    from gigamlp.score.remote import RemoteArray
+
+    if file.read(1) == b"\x93":
+        file.seek(0)
+        dims, fortran, dtype = _npy_header(file, name)
+        if fortran and len(dims) > 1:
+            raise FileFormatError(f"{name}: stored column by column, so that rows cannot be read one after the other")
+    else:
+        file.seek(0)
+        dims, dtype = _idx_header(file, name)
+    if not dims:
+        raise FileFormatError(f"{name}: holds one number, not rows")
+    return RemoteArray(name, file, file.tell(), dims, dtype, shape)
 
 
 def _mapped(  # noqa: PLR0917

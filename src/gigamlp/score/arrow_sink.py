@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from gigamlp._atomic import atomic_write
 from gigamlp.score.answers import Answers, Field
 from gigamlp.score.manifest import beside
 from gigamlp.score.outs import FILE, Ids
-from gigamlp.score.sinks import AppendFile, sync_folder
+from gigamlp.score.places import Place
+from gigamlp.score.sinks import open_append, sync_folder
 
 __all__ = ["ArrowSink"]
 
@@ -34,18 +36,19 @@ class ArrowSink:
         Bytes of the working file to keep.
     """
 
-    def __init__(self, out: Path, kind: str, ids: Ids, made: Sequence[Field], committed: int = 0) -> None:
+    def __init__(self, out: Place, kind: str, ids: Ids, made: Sequence[Field], committed: int = 0) -> None:
         self._out, self._kind = out, kind
         first = [pa.field(name, _id_type(name, ids)) for name in ids.names]
         self._schema = pa.schema([*first, *(pa.field(each.name, _type(each)) for each in made)])
-        self._part = AppendFile(beside(out, "part"), committed)
+        self._near = isinstance(out, Path)
+        self._part = open_append(beside(out, "part"), committed)
         if not committed:
             self._part.write(memoryview(self._schema.serialize()))
 
     @property
     def size(self) -> int:
         """Bytes of the working file so far."""
-        return self._part.size
+        return int(self._part.size)
 
     def append(self, answers: Answers) -> None:
         """Write a block's answers behind the others."""
@@ -61,24 +64,38 @@ class ArrowSink:
     def finish(self, rows: int) -> None:
         """Write the output from the working file."""
         self._part.sync()
+        if not self._near:
+            with self._out.create() as file:
+                self._write(file)
+            return
         for orphan in self._out.parent.glob(f".{self._out.name}.*.part"):  # a kill came in here before
             orphan.unlink(missing_ok=True)
         with atomic_write(self._out) as file:
-            if self._kind == "parquet":
-                with pq.ParquetWriter(file, self._schema) as parquet:
-                    for group in self._groups():
-                        parquet.write_table(group, row_group_size=_GROUP_ROWS)
-            else:
-                with pa.ipc.new_file(file, self._schema) as arrow:
-                    for group in self._groups():
-                        arrow.write_table(group.combine_chunks())
+            self._write(file)
         sync_folder(self._out.parent)
+
+    def _write(self, file: Any) -> None:
+        if self._kind == "parquet":
+            with pq.ParquetWriter(file, self._schema) as parquet:
+                for group in self._groups():
+                    parquet.write_table(group, row_group_size=_GROUP_ROWS)
+        else:
+            with pa.ipc.new_file(file, self._schema) as arrow:
+                for group in self._groups():
+                    arrow.write_table(group.combine_chunks())
+
+    def _working(self) -> Any:
+        if self._near:
+            return pa.OSFile(str(self._part.path))
+        from gigamlp.score.remote import Pieces
+
+        return io.BufferedReader(Pieces(self._part.pieces()))
 
     def _groups(self) -> Iterator[pa.Table]:
         """Yield the answers in tables of exactly `_GROUP_ROWS` rows, the last aside."""
         held: list[pa.RecordBatch] = []
         count = 0
-        with pa.OSFile(str(self._part.path)) as file, pa.ipc.open_stream(file) as stream:
+        with self._working() as file, pa.ipc.open_stream(file) as stream:
             for batch in stream:
                 while count + batch.num_rows >= _GROUP_ROWS:
                     take = _GROUP_ROWS - count
@@ -92,7 +109,10 @@ class ArrowSink:
 
     def discard(self) -> None:
         """Remove the working file, once the output is noted as complete."""
-        self._part.path.unlink(missing_ok=True)
+        if self._near:
+            self._part.path.unlink(missing_ok=True)
+        else:
+            self._part.discard()
 
     def close(self) -> None:
         """Close the working file and leave it there."""

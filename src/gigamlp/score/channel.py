@@ -29,6 +29,16 @@ class Busy:
         """The stage that worked longest: the others wait for it."""
         return max(("compute", "read", "write"), key=lambda stage: getattr(self, stage))
 
+    def share(self, seconds: float) -> float:
+        """Return which part of `seconds` the bottleneck worked: at 1 nothing but a quicker bottleneck helps.
+
+        Examples
+        --------
+        >>> Busy(read=1.0, compute=3.0).share(4.0)
+        0.75
+        """
+        return float(getattr(self, self.bottleneck)) / seconds
+
 
 class Channel(Generic[T]):
     """A queue of bounded length that either end may close.
@@ -87,6 +97,7 @@ def flow(
     *,
     depth: int = 2,
     busy: Busy | None = None,
+    watch: Busy | None = None,
 ) -> Busy:
     """Pass every item of `read` through `compute` and then `write`, in order, each in its own thread.
 
@@ -101,6 +112,8 @@ def flow(
         Items that wait between two stages at most: with those at work, ``2 * depth + 3`` are alive.
     busy : Busy, optional
         Where the seconds are added, for who watches meanwhile.
+    watch : Busy, optional
+        Where those of `write` alone are added: reading and computing happen elsewhere.
 
     Returns
     -------
@@ -138,6 +151,8 @@ def flow(
                 begin = now()
                 write(answers)
                 spent.write += now() - begin
+                if watch is not None:
+                    watch.write = spent.write
         except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
             failed["write"] = error
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +12,7 @@ from typing import IO, Any
 from gigamlp.data.idx import GZIP_MAGIC
 from gigamlp.errors import FileFormatError, InvalidInput
 from gigamlp.score.blocks import Block, Position, Shape, Source, reject_all
+from gigamlp.score.places import is_uri, place
 
 __all__ = ["STDIN", "find_inputs", "open_source", "read_inputs", "total_rows"]
 
@@ -39,6 +41,9 @@ def find_inputs(inputs: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for each in inputs:
+        if is_uri(each):
+            found += _remote(each)
+            continue
         path = Path(each)
         if each == STDIN or path.is_file():
             found.append(each)
@@ -54,12 +59,49 @@ def find_inputs(inputs: Sequence[str]) -> list[str]:
             found += matches
         else:
             raise FileNotFoundError(f"{each}: no such file, folder or pattern")
-    twice = [each for each in dict.fromkeys(found) if found.count(each) > 1] if len(set(found)) < len(found) else []
+    named = [each if each == STDIN or is_uri(each) else str(Path(each).absolute()) for each in found]
+    twice = [each for each, count in Counter(named).items() if count > 1]
     if twice:
         raise InvalidInput(f"{twice[0]}: meant twice; its rows would be answered twice")
     if not found:
         raise InvalidInput("name at least one input")
     return found
+
+
+def _remote(uri: str) -> list[str]:
+    where = place(uri)
+    if where.is_file():
+        return [uri]
+    if glob.has_magic(uri.partition("?")[0]):
+        inside = where.matches()
+    elif where.is_dir():
+        inside = [where.below(n) for n in where.files() if _is_input(Path(n), Path())]
+    else:
+        raise FileNotFoundError(f"{uri}: no such file, folder or pattern")
+    if not inside:
+        raise InvalidInput(f"{uri}: no input there")
+    return [str(each) for each in inside]
+
+
+def _open_uri(uri: str, shape: Shape) -> Source:
+    from gigamlp.score import arrays, tables, text
+
+    file = place(uri).open()
+    head = file.read(_MAGIC)
+    name = uri.partition("?")[0].lower()
+    if head.startswith(b"PAR1"):
+        return tables.ParquetSource(uri, shape, file)
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return tables.ArrowSource(uri, shape, file)
+    if head.startswith(b"\x93NUMPY") or head[:2] == b"\0\0":
+        file.seek(0)
+        return arrays.open_remote(uri, file, shape)
+    file.close()
+    if name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
+        return text.TextSource(uri, shape)
+    if not head:
+        raise FileFormatError(f"{uri}: an empty file")
+    raise FileFormatError(f"{uri}: neither .npy, IDX, Parquet, Arrow nor CSV (it begins with {head[:4].hex(' ')})")
 
 
 def _is_input(path: Path, folder: Path) -> bool:
@@ -82,6 +124,8 @@ def open_source(path: str, shape: Shape, stdin: IO[bytes] | None = None) -> Sour
 
     if path == STDIN:
         return arrays.RawSource("stdin", sys.stdin.buffer if stdin is None else stdin, shape)
+    if is_uri(path):
+        return _open_uri(path, shape)
     with Path(path).open("rb") as file:
         head = file.read(_MAGIC)
     name = path.lower()
@@ -97,6 +141,8 @@ def open_source(path: str, shape: Shape, stdin: IO[bytes] | None = None) -> Sour
         from gigamlp.score import text
 
         return text.TextSource(path, shape)
+    if not head:
+        raise FileFormatError(f"{path}: an empty file")
     raise FileFormatError(f"{path}: neither .npy, IDX, Parquet, Arrow nor CSV (it begins with {head[:4].hex(' ')})")
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gigamlp.cascade import Model
 from gigamlp.errors import Unsupported
 from gigamlp.hosted import is_staged
-from gigamlp.inputs import Check, as_rows, target_dtype, value_check
+from gigamlp.inputs import Check, as_rows, value_check
 from gigamlp.ladder import Rung
 from gigamlp.mlp import MLP
 from gigamlp.runners import Bound, Runners
@@ -166,7 +167,7 @@ class Lanes:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.mlp: MLP = session.mlp
+        self.mlp: Model = session.mlp
         self._made: dict[tuple[str, str], Lane | None] = {}
 
     def predict(self, x: Array) -> Array:
@@ -176,7 +177,7 @@ class Lanes:
         ids = np.empty(len(x), np.int64)
         if not self._run(x, "class", ids):
             return np.asarray(self._session.predict(x))
-        return ids if self._session._plain else self.mlp.labels(ids)
+        return ids if self._session.plain else self.mlp.labels(ids)
 
     def predict_proba(self, x: Array) -> Array:
         """See `Session.predict_proba`."""
@@ -191,7 +192,7 @@ class Lanes:
     def _run(self, x: Array, output: str, out: Array) -> bool:
         session = self._session
         rows = as_rows(x, self.mlp)
-        dtype = session._asked_dtype or target_dtype(rows, session._choice.dtypes)
+        dtype = session.routes.dtype(rows)
         size = 2 if "16" in dtype else 4 if "32" in dtype else 1
         piece = max(1, _PIECE_BYTES // (self.mlp.features * size))
         if len(x) < piece:
@@ -207,12 +208,12 @@ class Lanes:
 
     def _make(self, dtype: str, output: str, rows: int) -> Lane | None:
         session, mlp = self._session, self.mlp
-        near = session._host_ladder(dtype, output)
+        near = session.routes.host_ladder(dtype, output)
         if near is not None and not all(is_staged(piece.rung) for piece in near.cut(rows)):
             return None  # measured: the CPU, or a kernel that reads host memory, answers sooner
-        rung = session._ladder(dtype, output).cut(rows)[0].rung
-        ranges = session._choice.ranges
-        if mlp.columns is not None and mlp.features_read <= _WINDOW * mlp.features:
+        rung = session.routes.ladder(dtype, output).cut(rows)[0].rung
+        ranges = session.routes.ranges
+        if isinstance(mlp, MLP) and mlp.columns is not None and mlp.features_read <= _WINDOW * mlp.features:
             narrow = mlp.with_(columns=None, features=0)
             try:
                 return Lane(rung, Runners(narrow, session.device, ranges), mlp.columns)

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gigamlp._atomic import write_text
 from gigamlp.errors import FileFormatError, InvalidInput
 from gigamlp.score.blocks import START, Position
+from gigamlp.score.places import Place, is_uri, place, replace_text
 
 __all__ = ["SCHEMA", "STATES", "Manifest", "beside", "check_same", "described", "read_manifest"]
 
@@ -50,16 +50,16 @@ class Manifest:
     state: str = "running"
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Place) -> None:
         """Write the manifest; a reader sees the old one or this one."""
-        write_text(path, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
+        replace_text(path, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
 
     def to(self, **changes: Any) -> Manifest:
         """Return a copy with some fields replaced."""
         return replace(self, **changes)
 
 
-def beside(out: Path, what: str) -> Path:
+def beside(out: Place, what: str) -> Place:
     """Return the path of a companion of the output file.
 
     Examples
@@ -70,7 +70,7 @@ def beside(out: Path, what: str) -> Path:
     return out.with_name(f"{out.name}.{what}")
 
 
-def read_manifest(path: Path) -> Manifest | None:
+def read_manifest(path: Place) -> Manifest | None:
     """Return the manifest at `path`; None if there is none.
 
     Raises
@@ -96,7 +96,7 @@ def read_manifest(path: Path) -> Manifest | None:
     return made
 
 
-def check_same(old: Manifest, new: Manifest, path: Path) -> None:
+def check_same(old: Manifest, new: Manifest, path: Place) -> None:
     """Refuse to go on from `old` if the run asked for now would not write the same bytes.
 
     Raises
@@ -123,5 +123,8 @@ def described(path: str) -> dict[str, Any]:
     """Return what the manifest notes of an input."""
     if path == "-":
         return {"path": path, "bytes": None, "mtime_ns": None}
+    if is_uri(path):
+        info = place(path).info()
+        return {"path": path, "bytes": info.size, "mtime_ns": info.mtime_ns}
     found = Path(path).stat()
     return {"path": path, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}

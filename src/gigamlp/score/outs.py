@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from gigamlp.score.answers import Answers, Field
 from gigamlp.score.blocks import Shape
 from gigamlp.score.files import open_source
 from gigamlp.score.manifest import Manifest
+from gigamlp.score.places import Place
 from gigamlp.score.sinks import NpySink, Sink, id_fields
 
 __all__ = ["FILE", "ROW", "Ids", "find_ids", "open_sink", "own_ids", "with_ids"]
@@ -102,7 +102,7 @@ def _cast(block: Any, name: str, to: Any) -> Any:
         raise DataError(f"{block.name}: id column {name!r} is {column.type}, in other inputs {to}: {error}") from error
 
 
-def open_sink(out: Path, ids: Ids, made: Sequence[Field], manifest: Manifest) -> Sink:
+def open_sink(out: Place, ids: Ids, made: Sequence[Field], manifest: Manifest) -> Sink:
     """Return what writes to `out`, which is of the kind that its name ends in.
 
     Raises

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from gigamlp.errors import DataError, FileFormatError, InvalidInput
 from gigamlp.score.answers import Answers, Field
 from gigamlp.score.manifest import beside
+from gigamlp.score.places import Place
 
-__all__ = ["AppendFile", "NpySink", "Sink", "id_fields", "sync_folder"]
+__all__ = ["AppendFile", "NpySink", "Sink", "id_fields", "open_append", "sync_folder"]
 
 Array = NDArray[Any]
 
@@ -103,12 +104,27 @@ class AppendFile:
         self._file.flush()
         os.fsync(self._file.fileno())
 
+    def publish(self) -> None:
+        """Do nothing: the file has its name already."""
+
+    def discard(self) -> None:
+        """Do nothing: the file is the result."""
+
     def close(self) -> None:
         """Close the file, which may still have unwritten bytes that the disk has no room for."""
         try:
             self._file.close()
         except OSError:
             return  # they were not committed; the error was raised when they were written first
+
+
+def open_append(path: Place, committed: int) -> Any:
+    """Return what grows at `path`: a file, or on an object store objects in the folder of that name."""
+    if isinstance(path, Path):
+        return AppendFile(path, committed)
+    from gigamlp.score.remote import AppendObjects
+
+    return AppendObjects(path, committed)
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
@@ -149,15 +165,16 @@ class NpySink:
         Whether all rows were committed before: the output may then have its name already.
     """
 
-    def __init__(self, out: Path, columns: Sequence[Field], committed: int = 0, *, finishing: bool = False) -> None:
+    def __init__(self, out: Place, columns: Sequence[Field], committed: int = 0, *, finishing: bool = False) -> None:
         self._out, self._columns = out, tuple(columns)
         whole = [(c.name, c.dtype, (c.width,)) if c.width is not None else (c.name, c.dtype) for c in columns]
         self._dtype = np.dtype(whole if len(whole) > 1 else columns[0].dtype)
         self._shape = () if len(whole) > 1 or columns[0].width is None else (columns[0].width,)
         self._part = beside(out, "part")
-        self._file: AppendFile | None = None
-        if not (finishing and not self._part.exists() and out.exists()):
-            self._file = AppendFile(self._part, committed)
+        self._file: Any = None
+        self._near = isinstance(out, Path)
+        if not (self._near and finishing and not self._part.exists() and out.exists()):
+            self._file = open_append(self._part, committed)
             if not committed:
                 self._file.write(self._header(0))
 
@@ -177,7 +194,7 @@ class NpySink:
     @property
     def size(self) -> int:
         """Bytes of the working file so far."""
-        return 0 if self._file is None else self._file.size
+        return 0 if self._file is None else int(self._file.size)
 
     def append(self, answers: Answers) -> None:
         """Write a block's answers behind the others."""
@@ -204,6 +221,15 @@ class NpySink:
         expected = len(self._header(0)) + rows * self._dtype.itemsize * int(np.prod(self._shape))
         if self._file.size != expected:
             raise FileFormatError(f"{self._part}: has {self._file.size:,} bytes, {rows:,} rows have {expected:,}")
+        if not self._near:
+            self._file.sync()
+            skip = len(self._header(0))
+            with self._out.create() as file:
+                file.write(self._header(rows))
+                for piece in self._file.pieces():
+                    file.write(piece[skip:])
+                    skip = max(0, skip - len(piece))
+            return
         self._file.write_at(0, self._header(rows))
         self._file.sync()
         self._file.close()
@@ -212,7 +238,9 @@ class NpySink:
         self._file = None
 
     def discard(self) -> None:
-        """Remove what is left of the working file: nothing, it became the output."""
+        """Remove what is left of the working file: nothing of a local one, it became the output."""
+        if not self._near:
+            self._file.discard()
 
     def close(self) -> None:
         """Close the working file and leave it there."""

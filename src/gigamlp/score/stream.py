@@ -6,35 +6,32 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import gigamlp
-from gigamlp.errors import DataError, InvalidInput
+from gigamlp.cascade import Model
+from gigamlp.errors import InvalidInput
 from gigamlp.measure.clock import HostClock
-from gigamlp.mlp import MLP
 from gigamlp.plan import Plan
-from gigamlp.score.answers import Answers, answer, fields
-from gigamlp.score.blocks import Block, Reject, Shape
+from gigamlp.score.answers import Answers, fields
+from gigamlp.score.blocks import Shape
 from gigamlp.score.channel import Busy, flow
-from gigamlp.score.files import find_inputs, read_inputs, total_rows
-from gigamlp.score.lane import Lanes
+from gigamlp.score.files import STDIN, find_inputs, read_inputs, total_rows
 from gigamlp.score.manifest import Manifest, beside, check_same, described, read_manifest
 from gigamlp.score.outs import find_ids, open_sink, with_ids
-from gigamlp.score.sinks import AppendFile, Sink
-from gigamlp.session import Session
+from gigamlp.score.parts import Crew, Done, Job, Worker, gathered, split
+from gigamlp.score.places import Place, is_uri, place
+from gigamlp.score.writing import Progress, Seen, Writer, failed
 from gigamlp.spec import Variant
 
 __all__ = ["ON_ERROR", "Scored", "score"]
 
 ON_ERROR = ("fail", "skip", "quarantine")
-Progress = Callable[[int, int, str], None]
-
 _BLOCK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}  # of uint8 rows: a call to a GPU has to outweigh its fixed cost
-_SHOWN = 10  # rejects in the result
 
 
 @dataclass(frozen=True)
@@ -76,17 +73,19 @@ class Scored:
     already: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, and rows and bytes a second."""
+        """Return the fields, rows and bytes a second, and the share of the time that the bottleneck worked."""
         flowing = self.seconds - self.finish_s
+        spent = None if self.busy is None else Busy(**self.busy)
         rates = {
             "rows_per_s": self.rows_now / flowing if flowing > 0 and self.rows_now else None,
             "bytes_per_s": self.bytes_in / flowing if flowing > 0 and self.bytes_in else None,
+            "bottleneck_share": spent.share(flowing) if flowing > 0 and spent is not None else None,
         }
         return {**asdict(self), **rates}
 
 
 def score(
-    mlp: MLP,
+    mlp: Model,
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
@@ -105,6 +104,8 @@ def score(
     block_rows: int | None = None,
     commit_s: float = 1.0,
     streams: bool = False,
+    devices: Sequence[str] = (),
+    ray: str | None = None,
     progress: Progress | None = None,
     stdin: IO[bytes] | None = None,
 ) -> Scored:
@@ -116,9 +117,10 @@ def score(
 
     Parameters
     ----------
-    mlp : MLP
+    mlp : MLP or Cascade
     inputs : path-like or sequence of path-like
-        Files (``.npy``, IDX, CSV, Parquet, Arrow), folders and patterns of these, ``-`` for raw rows of stdin.
+        Files (``.npy``, IDX, CSV, Parquet, Arrow), folders and patterns of these, also by URI (``s3://bucket/key``);
+        ``-`` for raw rows of stdin.
     out : path-like
         ``.npy``, ``.parquet`` or ``.arrow``. Beside it lie ``OUT.manifest.json``, while it works ``OUT.part``, and if
         rows had no answer ``OUT.rejected.jsonl``.
@@ -145,6 +147,12 @@ def score(
         Seconds between two commits.
     streams : bool
         On CUDA: copy in, run and copy out on three streams at once. Not measured on a GPU yet, and off for that reason.
+    devices : sequence of str
+        Instead of `device`: several of this host, a process each. ``("all",)`` is every GPU; ``("cpu", "cpu")`` two
+        processes. Call it below ``if __name__ == "__main__":``, as the processes are started anew.
+    ray : str, optional
+        Run on a Ray cluster: ``auto`` for the one that runs here, ``local`` to start one, or its address. All nodes
+        must see the inputs under the same paths; this process writes the output.
     progress : callable, optional
         Called with (rows done, rows in all or 0, text).
     stdin : binary file, optional
@@ -177,39 +185,27 @@ def score(
     begin = HostClock.now()
     if on_error not in ON_ERROR:
         raise InvalidInput(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
-    target = Path(out)
-    if target.is_dir():
-        raise InvalidInput(f"{target} is a folder; name the file to write")
     wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     made = fields(mlp, wanted)
     given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     paths = find_inputs([os.fspath(each) for each in given])
-    if target.resolve() in {Path(path).resolve() for path in paths}:
-        raise InvalidInput(f"{target} is among the inputs; write the output to another folder, or name the inputs")
+    target = _target(out, paths)
+    options = {"device": device, "engine": engine, "variant": variant, "batch": batch, "input_dtype": input_dtype}
     with ExitStack() as stack:
-        session = stack.enter_context(
-            Session(
-                mlp,
-                plan,
-                device=device,
-                engine=engine,
-                variant=variant,
-                batch=batch,
-                threads=threads,
-                input_dtype=input_dtype,
-            )
-        )
-        rows = block_rows or _block_rows(mlp, session.device, batch)
+        job = Job(mlp, plan, {**options, "threads": threads}, wanted, streams)
+        hands = _hire(paths, job, ray, devices, stack)
+        where, engines = hands.told()
+        rows = block_rows or _block_rows(mlp, where, batch)
         shape = Shape(mlp.features, rows, tuple(columns), tuple(id_columns), input_dtype)
         settings = {
             "version": gigamlp.__version__,
             "model": mlp.digest(),
             "plan": None if plan is None else _digest(plan),
-            "engine": engine or ", ".join(session._choice.engines),
+            "engine": engine or engines,
             "variant": None if variant is None else str(variant),
-            "device": session.device,
+            "device": where,
             "batch": batch,
-            "threads": threads,
+            "threads": hands.threads,
             "input_dtype": input_dtype,
             "outputs": list(wanted),
             "columns": list(columns),
@@ -220,29 +216,29 @@ def score(
         fresh = Manifest(settings, [described(path) for path in paths], on_error)
         manifest = _begin(fresh, target, resume=resume)
         if manifest.state == "complete":
-            beside(target, "part").unlink(missing_ok=True)
+            if isinstance(target, Path):
+                beside(target, "part").unlink(missing_ok=True)
             return Scored(str(target), manifest.rows, manifest.rejected, already=True, resumed=True)
         ids = find_ids(paths, shape, stdin)
         sink = open_sink(target, ids, made, manifest)
-        writer = _Writer(sink, target, manifest, commit_s)
+        writer = Writer(sink, target, manifest, commit_s)
         busy = Busy()
         total = 0 if progress is None else total_rows(paths, shape)
-        seen = _Seen(progress, busy, total, manifest.rows + manifest.rejected)
+        seen = Seen(progress, busy, total, manifest.rows + manifest.rejected)
 
-        runs = stack.enter_context(closing(Lanes(session))) if streams and session.device != "cpu" else session
-
-        def compute(block: Block) -> Answers:
-            answers = answer(session, runs, block, wanted)
-            if block.release is not None:
-                block.release()
-            if on_error == "fail" and answers.block.rejects:
-                raise _failed(answers.block, answers.block.rejects[0])
-            seen.note(block)
-            return with_ids(answers, ids)
+        def taken(done: Done) -> Answers:
+            if on_error == "fail" and done.answers.block.rejects:
+                raise failed(done.answers.block, done.answers.block.rejects[0])
+            seen.note(len(done.answers.block.x), done.bytes)
+            return with_ids(done.answers, ids)
 
         try:
-            if manifest.state == "running":
-                flow(read_inputs(paths, shape, manifest.position, stdin), compute, writer.append, busy=busy)
+            if manifest.state == "running" and isinstance(hands, Worker):
+                blocks = read_inputs(paths, shape, manifest.position, stdin)
+                flow(blocks, lambda block: taken(hands.answer(block)), writer.append, busy=busy)
+            elif manifest.state == "running" and not isinstance(hands, Worker):
+                parts = split(paths, shape, manifest.position)
+                flow(gathered(hands, parts, shape, busy), taken, writer.append, watch=busy)
             flowed = HostClock.now()
             writer.finish()
         finally:
@@ -263,20 +259,52 @@ def score(
         )
 
 
+def _target(out: str | os.PathLike[str], paths: Sequence[str]) -> Place:
+    target = place(out)
+    if target.is_dir():
+        raise InvalidInput(f"{target} is a folder; name the file to write")
+    if not isinstance(target, Path):
+        if str(target) in paths:
+            raise InvalidInput(f"{target} is among the inputs; write the output elsewhere")
+        return target
+    if target.resolve() in {Path(path).resolve() for path in paths if not is_uri(path)}:
+        raise InvalidInput(f"{target} is among the inputs; write the output to another folder, or name the inputs")
+    return target
+
+
+def _hire(paths: Sequence[str], job: Job, ray: str | None, devices: Sequence[str], stack: ExitStack) -> Crew | Worker:
+    """Return who works: a crew in other processes, or a worker in this one."""
+    if STDIN in paths and (ray is not None or devices):
+        raise InvalidInput("rows of stdin cannot be shared out: leave out --devices and --ray, or name files")
+    if ray is not None and devices:
+        raise InvalidInput("name either devices of this host or a Ray cluster, not both")
+    if ray is not None:
+        from gigamlp.score.ray import RayCrew
+
+        return stack.enter_context(RayCrew(job, ray))
+    if devices:
+        from gigamlp.score.farm import Farm, find_devices
+
+        return stack.enter_context(Farm(job, find_devices(devices)))
+    return stack.enter_context(closing(Worker(job)))
+
+
 def _digest(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()
 
 
-def _block_rows(mlp: MLP, device: str, batch: int | None) -> int:
+def _block_rows(mlp: Model, device: str, batch: int | None) -> int:
     rows = _BLOCK_BYTES[device.partition(":")[0]] // mlp.features
     rows = 1 << min(20, max(10, int(math.log2(max(rows, 1)))))
     return rows if batch is None else batch * max(1, rows // batch)
 
 
-def _begin(fresh: Manifest, out: Path, *, resume: bool) -> Manifest:
+def _begin(fresh: Manifest, out: Place, *, resume: bool) -> Manifest:
     """Return the manifest to go on from, or `fresh` with nothing left of runs before."""
     path = beside(out, "manifest.json")
-    for orphan in path.parent.glob(f".{path.name}.*.part"):  # a kill came while a manifest was written
+    for orphan in (
+        () if not isinstance(path, Path) else path.parent.glob(f".{path.name}.*.part")
+    ):  # a kill came while a manifest was written
         orphan.unlink(missing_ok=True)
     old = read_manifest(path) if resume else None
     if old is not None:
@@ -287,110 +315,3 @@ def _begin(fresh: Manifest, out: Path, *, resume: bool) -> Manifest:
         return replace(old, inputs=inputs, on_error=fresh.on_error)
     path.unlink(missing_ok=True)
     return fresh
-
-
-def _failed(block: Block, reject: Reject) -> DataError:
-    where = f", from row {reject.row:,} on" if reject.rows is None else f", row {reject.row:,}"
-    if reject.rows is not None and reject.rows > 1:
-        where = f", rows {reject.row:,} to {reject.row + reject.rows - 1:,}"
-    text = reject.reason if reject.reason.startswith(block.name) else f"{block.name}{where}: {reject.reason}"
-    return DataError(f"{text}; --on-error skip leaves such rows out and reports them, what came before is kept")
-
-
-class _Seen:
-    """Counts what was computed, and tells it on."""
-
-    def __init__(self, progress: Progress | None, busy: Busy, total: int, before: int) -> None:
-        self.rows = self.bytes = 0
-        self._progress, self._busy = progress, busy
-        self._total, self._before = total, before
-        self._begin = self._last = HostClock.now()
-
-    def note(self, block: Block) -> None:
-        self.rows += len(block.x)
-        self.bytes += block.x.nbytes
-        now = HostClock.now()
-        if self._progress is None or now - self._last < 0.1:
-            return
-        self._last = now
-        took = now - self._begin
-        text = f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s, {self.bytes / took / 1e9:.2f} GB/s"
-        text += f", slowest: {self._busy.bottleneck}"
-        done = self._before + self.rows
-        if self._total > done and took > 0:
-            text += f", {(self._total - done) * took / max(self.rows, 1):,.0f} s left"
-        self._progress(done, self._total, text)
-
-
-class _Writer:
-    """Appends answers and rejects, and commits both now and then."""
-
-    def __init__(self, sink: Sink, out: Path, manifest: Manifest, commit_s: float) -> None:
-        self.manifest, self.shown = manifest, list[dict[str, Any]]()
-        self._sink, self._commit_s = sink, commit_s
-        self._path = beside(out, "manifest.json")
-        self._rejects = AppendFile(beside(out, "rejected.jsonl"), manifest.rejected_bytes)
-        self._next = manifest
-        self._sound = True
-        self._last = HostClock.now()
-
-    def append(self, answers: Answers) -> None:
-        """Write a block's answers and rejects; commit if it is time."""
-        self._sound = False
-        block, rejected = answers.block, 0
-        self._sink.append(answers)
-        for reject in block.rejects:
-            line = _line(block.name, reject, values=self.manifest.on_error == "quarantine")
-            self._rejects.write((json.dumps(line) + "\n").encode())
-            rejected += reject.rows or 0
-            if len(self.shown) < _SHOWN:
-                self.shown.append({key: value for key, value in line.items() if key != "values"})
-        self._sound = True
-        self._next = self._next.to(
-            position=block.end,
-            rows=self._next.rows + len(block.x),
-            rejected=self._next.rejected + rejected,
-            bytes=self._sink.size,
-            rejected_bytes=self._rejects.size,
-        )
-        if HostClock.now() - self._last >= self._commit_s:
-            self.commit()
-
-    def commit(self, state: str | None = None) -> None:
-        """Make all that was appended what a resumed run begins with."""
-        self._sink.sync()
-        self._rejects.sync()
-        made = self._next if state is None else self._next.to(state=state)
-        made.save(self._path)
-        self.manifest = self._next = made
-        self._last = HostClock.now()
-
-    def finish(self) -> None:
-        """Commit the end, and give the output its name."""
-        if self.manifest.state == "running":
-            self._next = self._next.to(bytes=self._sink.size)  # a header alone, if there were no rows
-            self.commit("finishing")
-        self._sink.finish(self.manifest.rows)
-        self.manifest = self.manifest.to(state="complete")
-        self.manifest.save(self._path)
-        self._sink.discard()
-
-    def close(self) -> None:
-        """Commit what was appended before a failure elsewhere, and close the files."""
-        try:
-            if self._sound and self.manifest.state == "running" and self._next is not self.manifest:
-                self.commit()
-        finally:
-            self._sink.close()
-            self._rejects.close()
-            if not self._rejects.size:
-                self._rejects.path.unlink(missing_ok=True)
-
-
-def _line(name: str, reject: Reject, *, values: bool) -> dict[str, Any]:
-    line: dict[str, Any] = {"input": name, "row": reject.row, "rows": reject.rows, "reason": reject.reason}
-    if values and isinstance(reject.values, list):  # JSON has no NaN
-        line["values"] = [v if not isinstance(v, float) or math.isfinite(v) else str(v) for v in reject.values]
-    elif values:
-        line["values"] = reject.values
-    return line

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,10 @@ def _slices(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 class ParquetSource:
     """A Parquet file. Blocks do not cross row groups: a damaged one costs no rows of another."""
 
-    def __init__(self, name: str, shape: Shape) -> None:
+    def __init__(self, name: str, shape: Shape, file: Any = None) -> None:
         self.name, self._shape = name, shape
         try:
-            self._file = pq.ParquetFile(name, pre_buffer=False)
+            self._file = pq.ParquetFile(name if file is None else file, pre_buffer=file is not None)
         except _DAMAGE as error:
             if isinstance(error, PermissionError):
                 raise
@@ -77,6 +78,12 @@ class ParquetSource:
         self._layout = _check(name, schema, shape)
         self.id_schema: Any = plain_ids(schema, shape)
         self.rows: int | None = self._file.metadata.num_rows
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The rows at which `blocks` may begin to give the same blocks as from the beginning: those of row groups."""
+        meta = self._file.metadata
+        return [0, *accumulate(meta.row_group(i).num_rows for i in range(meta.num_row_groups - 1))]
 
     def blocks(self, start: Position) -> Iterator[Block]:
         """Yield the rows of each row group in blocks."""
@@ -134,9 +141,10 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 class ArrowSource:
     """An Arrow IPC file or stream, mapped into memory. Blocks do not cross record batches."""
 
-    def __init__(self, name: str, shape: Shape) -> None:
+    def __init__(self, name: str, shape: Shape, file: Any = None) -> None:
         self.name, self._shape = name, shape
-        self._map = pa.memory_map(name)
+        self._map = pa.memory_map(name) if file is None else file
+        self._map.seek(0)
         try:
             self._file: Any = None
             if self._map.read(6) == b"ARROW1":

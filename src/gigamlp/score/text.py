@@ -16,6 +16,7 @@ from gigamlp.errors import FileFormatError, InvalidInput
 from gigamlp.score.blocks import Block, Position, Reject, Shape
 from gigamlp.score.layout import Layout, find_layout
 from gigamlp.score.outs import own_ids
+from gigamlp.score.places import is_uri, place
 from gigamlp.score.tables import block_of, plain_ids
 
 __all__ = ["TextSource"]
@@ -35,8 +36,9 @@ class TextSource:
 
     def __init__(self, name: str, shape: Shape) -> None:
         self.name, self._shape = name, shape
-        plain = name.lower().removesuffix(".gz")
-        self._packed = plain != name.lower()
+        whole = name.partition("?")[0].lower() if is_uri(name) else name.lower()
+        plain = whole.removesuffix(".gz")
+        self._packed = plain != whole
         with self._open() as file:
             try:
                 head = file.read(_HEAD)
@@ -74,6 +76,9 @@ class TextSource:
         return layout, {n: guess[n] for n in dict.fromkeys((*layout.names, *ids))}
 
     def _open(self) -> Any:
+        if is_uri(self.name):
+            file = io.BufferedReader(place(self.name).open())
+            return gzip.GzipFile(fileobj=file) if self._packed else file
         return gzip.open(self.name, "rb") if self._packed else Path(self.name).open("rb")
 
     def blocks(self, start: Position) -> Iterator[Block]:

@@ -117,8 +117,8 @@ def _eliminate(
     surplus = len(segments) - request.count
     if not surplus:
         return merged(segments), ()
-    warm = min(20, max(1, ground.recipe.epochs // 60))
-    per_round = min(6, max(1, ground.recipe.epochs // 300))
+    warm = min(60, max(1, ground.recipe.epochs // 60))
+    per_round = min(20, max(1, ground.recipe.epochs // 300))  # what is left learns to do without what has gone
     rounds = min(surplus, max(1, ground.recipe.epochs // 5))
     epochs = warm + rounds * per_round
     recipe = ground.recipe.with_(epochs=epochs, schedule="constant", ema=0.99)

@@ -117,6 +117,10 @@ def test_random_networks(isa: native.InstructionSet) -> None:
         reference = made.reference_logits(x)
         for zeros in ZEROS:
             np.testing.assert_array_equal(run(made, isa, x, zeros=zeros), reference, f"{widths} {zeros} {share}")
+        for ways in ((0, 0, 9, 0), (9, 0, 0, 0)):  # a list for each row, one for several
+            net = new_net(made, isa, zeros="skip")
+            net.set_ways(*ways)
+            np.testing.assert_array_equal(run(made, isa, x, net=net), reference, f"{widths} {ways} {share}")
 
 
 @each_set
@@ -309,16 +313,26 @@ def test_blocks_decide_for_themselves(isa: native.InstructionSet) -> None:
     x[rng.random(x.shape) >= shares[:, None]] = 0
     made = form(mlp, "w7", x)
     net = new_net(made, isa, zeros="auto")
-    for share in (0.0, 0.3, 0.6, 1.0):
-        net.set_break_even(share)
+    # dense; a list for each row; one for several; and each where it is the quickest
+    for ways in (
+        (9, 0, 9, 0),
+        (0, 0, 9, 0),
+        (9, 0, 0, 0),
+        (0.2, 1.5, 0.1, 1.2),
+        (0.1, 3.0, 0.1, 1.2),
+        (0.1, 1.2, 0.3, 1.2),
+    ):
+        net.set_ways(*ways)
         np.testing.assert_array_equal(run(made, isa, x, net=net), made.reference_logits(x))
 
 
 @each_set
 def test_what_is_measured_is_plausible(isa: native.InstructionSet) -> None:
     net = new_net(form(network((200, 40, 10)), "w7", rows(network((200, 40, 10)), 50)), isa, zeros="auto")
-    share, block_us, least = net.measure()
-    assert 0 <= share <= 1
+    apiece, together, block_us, least = net.measure()
+    for fixed, slope in (apiece, together):
+        assert -2 < fixed < 100
+        assert 0 <= slope < 1000
     assert 0 < block_us < 1e5
     assert least >= 30
 

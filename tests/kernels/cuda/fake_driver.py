@@ -72,6 +72,7 @@ class FakeDriver:
         self.graphs: dict[int, list[Any]] = {}
         self.capturing: dict[int, list[Any]] = {}
         self.log: list[tuple[Any, ...]] = []
+        self.copies: list[Any] = []  # of arguments that are whole rows
         self.functions: dict[int, tuple[int, str]] = {}
         self.host: dict[int, Any] = {}
         self.flags: list[int] = []
@@ -228,6 +229,11 @@ class FakeDriver:
         count = kernel.arguments  # type: ignore[attr-defined]
         slots = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p * count)).contents
         values = [ctypes.cast(slots[i], ctypes.POINTER(ctypes.c_longlong)).contents.value for i in range(count)]
+        size = getattr(kernel, "carried", 0)  # bytes of a last argument, which the driver copies now
+        if size:
+            copy = ctypes.create_string_buffer(ctypes.string_at(slots[count - 1], size), size)
+            self.copies.append(copy)
+            values[-1] = ctypes.addressof(copy)
         if stream in self.capturing:
             self.capturing[stream].append((kernel, values, gx, bx, shared))
         else:

@@ -31,6 +31,7 @@ typedef long long i64;
 #define __global__
 #define __shared__
 #define __align__(n)
+#define __grid_constant__
 #define __launch_bounds__(...)
 
 struct alignas(8) uint2 { u32 x, y; };
@@ -45,7 +46,8 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 using std::min;
 
 constexpr int SHARED_BYTES = 1 << 18;
-alignas(128) static u8 memories[CLUSTER][SHARED_BYTES];
+constexpr u32 TOGETHER = CLUSTER * TEAMS;               // blocks of a cluster
+alignas(128) static u8 memories[TOGETHER][SHARED_BYTES];
 static u32 current;                                   // the block of the cluster whose thread runs
 #define shared (memories[current])
 struct { u32 x; } threadIdx, blockIdx, gridDim, blockDim;
@@ -71,7 +73,7 @@ struct Meeting {       // of a warp, or of a block
 
 static std::vector<Fiber> fibers;
 static std::vector<Meeting> warps;
-static Meeting blocks[CLUSTER];
+static Meeting blocks[TOGETHER];
 static u32 arrived, phase_of_cluster;
 static ucontext_t scheduler;
 static u64 idle;
@@ -79,7 +81,7 @@ static u64 idle;
 static u32 number_of_thread() { return current * blockDim.x + threadIdx.x; }
 
 static void be(u32 number) {
-  blockIdx.x = blockIdx.x / CLUSTER * CLUSTER + number / blockDim.x;
+  blockIdx.x = blockIdx.x / TOGETHER * TOGETHER + number / blockDim.x;
   current = number / blockDim.x;
   threadIdx.x = number % blockDim.x;
 }
@@ -110,7 +112,7 @@ static inline void __syncthreads() { meet(blocks[current], "syncthreads"); }
 static inline void __syncwarp() { meet(warp(), "syncwarp"); }
 
 template <class T> T __shfl_xor_sync(u32, T value, int mask) {
-  static T values[1024 * CLUSTER];
+  static T values[1024 * TOGETHER];
   const u32 me = number_of_thread();
   values[me] = value;
   meet(warp(), "shfl");
@@ -236,6 +238,12 @@ DEVICE void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
 // ---- clusters -------------------------------------------------------------------------------------------------------
 
 #define CLUSTER_OF(n)
+DEVICE void bulk_copy_to(u32 blocks, u32 to, const u8* from, u32 bytes, u32 barrier) {
+  if (!phase_of_cluster) fail("something is sent to a block that may not have begun");
+  if (!blocks || blocks >> TOGETHER) fail("a bulk copy goes to no block of the cluster");
+  for (u32 i = 0; i < TOGETHER; i++)
+    if (blocks >> i & 1) bulk_copy((to & 0xFFFFFF) | i << 24, from, bytes, (barrier & 0xFFFFFF) | i << 24);
+}
 DEVICE u32 cluster_rank() { return current; }
 DEVICE u32 other_block(u32 address, u32 rank) { return (address & 0xFFFFFF) | rank << 24; }
 DEVICE void barrier_wait_cluster(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
@@ -243,7 +251,7 @@ DEVICE void barrier_wait_cluster(u32 barrier, u32 phase) { barrier_wait(barrier,
 DEVICE void arrive_at(u32 barrier) { barrier_arrive(barrier); }
 
 DEVICE void cluster_arrive() {
-  if (++arrived == CLUSTER * blockDim.x) { phase_of_cluster++; idle = 0; }
+  if (++arrived == TOGETHER * blockDim.x) { phase_of_cluster++; idle = 0; }
 }
 
 DEVICE void cluster_wait() {
@@ -323,7 +331,7 @@ DEVICE u32 tf32_of(float v) {
 }
 
 struct Operands { u32 a[4], b[2]; int* ints[4]; float* floats; };
-static Operands operands[1024 * CLUSTER];
+static Operands operands[1024 * TOGETHER];
 
 #if SIGNED_ROWS
 typedef int8_t RowByte;

@@ -17,6 +17,14 @@ static std::function<void()> body;
 #else
 #define NEXT
 #endif
+#if CARRIED
+alignas(16) static CarriedRows carried;
+#define WITH_ROWS , carried
+#define AT_ROWS nullptr
+#else
+#define WITH_ROWS
+#define AT_ROWS (u8*)entries[0]
+#endif
 
 static void enter() { body(); fibers[number_of_thread()].done = true; }
 
@@ -31,10 +39,10 @@ static void run_cluster() {
   barriers.clear();
   copies.clear();
   arrived = phase_of_cluster = 0;
-  warps.assign(CLUSTER * WARPS, {0, 32, 0, ""});
+  warps.assign(TOGETHER * WARPS, {0, 32, 0, ""});
   for (Meeting& block : blocks) block = {0, THREADS, 0, ""};
   withhold(OVERLAP);
-  fibers.resize(CLUSTER * THREADS);
+  fibers.resize(TOGETHER * THREADS);
   for (Fiber& f : fibers) {
     f.done = false;
     f.stack.resize(1 << 17);
@@ -84,11 +92,16 @@ int main(int count, char** values) {
   u32* next_list = (u32*)guarded(nullptr, 4 * most, 4);
 #endif
   body = [&] {
-    if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches PASSED LIST NEXT);
-    else gigamlp_fused((u8*)entries[0], stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1 PASSED LIST NEXT);
+    if (table) gigamlp_fused(nullptr, stride, packed, nullptr, nullptr, most, entries.data(), batches PASSED WITH_ROWS LIST NEXT);
+    else gigamlp_fused(AT_ROWS, stride, packed, (void*)entries[1], (void*)entries[2], most, nullptr, 1 PASSED WITH_ROWS LIST NEXT);
   };
-  if (gridDim.x % CLUSTER) exit(6);
-  for (u32 first = 0; first < gridDim.x; first += CLUSTER) {
+#if CARRIED
+  withhold(false);
+  if (table || entries[3] * width > CARRIED) exit(7);
+  memcpy(carried.bytes, (u8*)entries[0], entries[3] * width);
+#endif
+  if (gridDim.x % TOGETHER) exit(6);
+  for (u32 first = 0; first < gridDim.x; first += TOGETHER) {
     blockIdx.x = first;
     run_cluster();
   }

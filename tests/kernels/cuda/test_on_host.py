@@ -105,6 +105,22 @@ CASES = {
         None,
         Config("wgmma", 4, 4, 6, outputs=32),
     ),
+    "wgmma, two teams of two blocks": (
+        [336, 96, 10],
+        {},
+        "uint8",
+        "class",
+        None,
+        Config("wgmma", 4, 8, 3, outputs=48, teams=2),
+    ),
+    "wgmma, four teams of one block": (
+        [260, 64, 40, 3],
+        {"seed": 3},
+        "int8",
+        "logits",
+        None,
+        Config("wgmma", 4, 4, 6, outputs=64, teams=4),
+    ),
     "packets": ([784, 40, 10], {}, "uint8", "class", None, Config("split", 1, 12, 1, "later"), True),
     "packets of ids and margins": (
         [333, 33, 11],
@@ -268,6 +284,31 @@ def test_the_host_sees_rows_that_are_read_before_earlier_launches_have_ended(tmp
         wrong = dataclasses.replace(made, source=made.source.replace(wait, wait.replace("OVERLAP", "0")))
         with pytest.raises(AssertionError, match="exit"):
             HostKernel(wrong, tmp_path)(pack(integer, network, path == "ring"), [cases.rows_for(mlp, 17)])
+
+
+@pytest.mark.parametrize(
+    ("widths", "output", "dtype"),
+    [
+        ([784, 40, 10], "class", None),
+        ([75, 12, 7], "logits", "float32"),
+        ([20, 9, 3], "margin", None),
+        ([1, 1, 2], "class", None),
+    ],
+)
+def test_rows_that_travel_with_the_launch(widths, output, dtype, tmp_path):
+    mlp = cases.make(widths)
+    integer, network = cases.form(mlp, output, dtype, "uint8")
+    config = Config("split", 1, 3 if widths[0] > 64 else 1, 1, "later")
+    made = generate(network, config, packets=True, carried=5 * mlp.features)
+    kernel = HostKernel(made, tmp_path)
+    for rows in (1, 2, 5):
+        cases.run(kernel, integer, network, config, [cases.rows_for(mlp, rows, "uint8", seed=rows)])
+
+
+def test_rows_travel_on_the_split_path_only():
+    _, network = cases.form(cases.make([784, 40, 10]), "class", None, "uint8")
+    with pytest.raises(InvalidInput, match="travel with the launch on the path 'split' only"):
+        generate(network, Config("ring", 1, 2, 1), carried=784)
 
 
 def test_packets_are_for_the_split_path_only():

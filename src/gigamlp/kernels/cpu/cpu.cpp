@@ -36,6 +36,7 @@ double now_us() {
 
 [[maybe_unused]] static const char* lacks_vbmi2() {
   if (!__builtin_cpu_supports("avx512vbmi2")) return "this CPU has no AVX-512 VBMI2";
+  if (!__builtin_cpu_supports("avx512vbmi")) return "this CPU has no AVX-512 VBMI";
   return lacks_avx512vnni();
 }
 

@@ -1,7 +1,7 @@
 // A block of rows through all layers, in scratch that stays in cache, and the answers out of the last one.
 #pragma once
 #include "activations.h"
-#include "tiles.h"
+#include "lists.h"
 #ifdef GIGAMLP_AMX
 #include "amx.h"
 #endif
@@ -23,7 +23,7 @@ FI int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 struct Scratch {
   int64_t row;    // bytes from row to row of the gathered input
   int64_t line;   // bytes from row to row of `first` and `second`
-  int64_t gathered, lists, counts, first, second, size;
+  int64_t gathered, numbers, counts, first, second, size;
 };
 
 FI Scratch layout(const Net& net) {
@@ -34,9 +34,10 @@ FI Scratch layout(const Net& net) {
   s.row = up(net.read * (floats ? 4 : 1), 64);
   s.line = up((widest + 16) * 4, 64);
   s.gathered = 0;
-  s.lists = s.gathered + net.block * s.row;
-  s.counts = s.lists + net.block * segments<1>(net.read) * kListBytes;
-  s.first = up(s.counts + net.block * segments<1>(net.read) * 4, 64);
+  const int64_t parts = floats || net.zeros == kDense ? 0 : net.block * segments<1>(net.read);
+  s.numbers = s.gathered + net.block * s.row;
+  s.counts = s.numbers + parts * kListBytes;
+  s.first = s.counts + up(4 * parts, 64);
   s.second = s.first + net.block * s.line;
   s.size = s.second + net.block * s.line + 256;
   return s;
@@ -54,6 +55,14 @@ FI bool reads_in_place(const Net& net) {
 
 __attribute__((noinline)) void gather(const Net& net, const uint8_t* x, int64_t stride, int64_t rows, uint8_t* out,
                                       int64_t out_stride) {
+  if constexpr (V::kPieces) {
+    if (net.pieces && net.window_count > 1 && !net.layers[0].is_float) {
+      const uint8_t flip = net.input == kInt8 ? 0x80 : 0;
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < out_stride; i += 64) V::piece(out + r * out_stride + i, x + r * stride, net.pieces[i / 64], flip);
+      return;
+    }
+  }
   for (int64_t r = 0; r < rows; r++) {
     const uint8_t* row = x + r * stride;
     uint8_t* bytes = out + r * out_stride;
@@ -95,21 +104,23 @@ __attribute__((noinline)) void gather(const Net& net, const uint8_t* x, int64_t 
 // ---- layers ---------------------------------------------------------------------------------------------------------
 
 template <int S, int N>
-void dense_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, const uint8_t* w, const Finish& f) {
+void dense_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, const Ahead& ahead,
+                 const uint8_t* w, const Finish& f) {
   constexpr int R = V::rows(N);
   for (int64_t r = 0; r < rows; r += R) {
     Finish here = f;
     if (f.bytes) here.bytes += r * f.stride;
     else here.floats += r * f.stride;
     if (rows - r == 1) dense_row<S, N>(x + r * stride, in, w, here);
-    else dense_tile<S, N, R>(x + r * stride, stride, least(R, rows - r), in, w, here);
+    else dense_tile<S, N, R>(x + r * stride, stride, least(R, rows - r), in, Ahead::at(ahead, r), w, here);
   }
 }
 
 void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t stride, int64_t rows, int64_t in,
-                 const Finish& f) {
+                 const Ahead& ahead, const Finish& f) {
 #ifdef GIGAMLP_AMX
   (void)in;
+  (void)ahead;
   amx_layer(l, blob, x, stride, rows, f);
 #else
   constexpr int S = V::kDenseSpan;
@@ -118,12 +129,13 @@ void dense_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t 
   for (int64_t first = 0; first < units; first += l.chunk) {
     const uint8_t* w = blob + l.weights + first * groups * 4 * V::L;
     const Finish here = Finish::at(f, first * kOutputs);
+    const Ahead next = first ? Ahead{} : ahead;
     switch (least(l.chunk, units - first)) {
-      case 1: dense_chunk<S, 1>(x, stride, rows, in, w, here); break;
-      case 2: dense_chunk<S, 2>(x, stride, rows, in, w, here); break;
-      case 3: dense_chunk<S, 3>(x, stride, rows, in, w, here); break;
-      case 4: dense_chunk<S, 4>(x, stride, rows, in, w, here); break;
-      default: dense_chunk<S, kMostUnits>(x, stride, rows, in, w, here); break;
+      case 1: dense_chunk<S, 1>(x, stride, rows, in, next, w, here); break;
+      case 2: dense_chunk<S, 2>(x, stride, rows, in, next, w, here); break;
+      case 3: dense_chunk<S, 3>(x, stride, rows, in, next, w, here); break;
+      case 4: dense_chunk<S, 4>(x, stride, rows, in, next, w, here); break;
+      default: dense_chunk<S, kMostUnits>(x, stride, rows, in, next, w, here); break;
     }
   }
 #endif
@@ -151,77 +163,6 @@ void float_layer(const Layer& l, const uint8_t* blob, const float* x, int64_t st
       default: float_chunk<3>(x, stride, rows, l.in, w, here); break;
     }
   }
-}
-
-template <int S, int N>
-void skip_chunk(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, const uint8_t* lists,
-                const int32_t* counts, const uint8_t* w, const Finish& f) {
-  const int64_t parts = segments<S>(in);
-  for (int64_t r = 0; r < rows; r++) {
-    Finish here = f;
-    if (f.bytes) here.bytes += r * f.stride;
-    else here.floats += r * f.stride;
-    skip_row<S, N>(x + r * stride, in, lists + r * parts * kListBytes, counts + r * parts, w, here);
-  }
-}
-
-template <int S>
-void skip_layer(const Layer& l, const uint8_t* blob, const uint8_t* x, int64_t stride, int64_t rows,
-                const uint8_t* lists, const int32_t* counts, const Finish& f) {
-  constexpr int64_t kOutputs = V::L / S;
-  const int64_t units = (l.pad + kOutputs - 1) / kOutputs, groups = (l.in + 4 * S - 1) / (4 * S);
-  for (int64_t first = 0; first < units; first += l.skip_chunk) {
-    const uint8_t* w = blob + l.skip_weights + first * groups * 4 * V::L;
-    const Finish here = Finish::at(f, first * kOutputs);
-    switch (least(l.skip_chunk, units - first)) {
-      case 1: skip_chunk<S, 1>(x, stride, rows, l.in, lists, counts, w, here); break;
-      case 2: skip_chunk<S, 2>(x, stride, rows, l.in, lists, counts, w, here); break;
-      case 3: skip_chunk<S, 3>(x, stride, rows, l.in, lists, counts, w, here); break;
-      case 4: skip_chunk<S, 4>(x, stride, rows, l.in, lists, counts, w, here); break;
-      case 5: skip_chunk<S, 5>(x, stride, rows, l.in, lists, counts, w, here); break;
-      default: skip_chunk<S, 8>(x, stride, rows, l.in, lists, counts, w, here); break;
-    }
-  }
-}
-
-// ---- which form the first layer takes -------------------------------------------------------------------------------
-
-template <int S>
-int64_t make_lists(const uint8_t* x, int64_t stride, int64_t rows, int64_t in, uint8_t* lists, int32_t* counts) {
-  const int64_t groups = in / (4 * S), parts = segments<S>(in);
-  int64_t total = 0;
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t part = 0; part < parts; part++) {
-      const int n = V::list<S>(x + r * stride + part * kSegment * 4 * S, (int)least(kSegment, groups - part * kSegment),
-                               lists + (r * parts + part) * kListBytes);
-      counts[r * parts + part] = n;
-      total += n;
-    }
-  }
-  return total;
-}
-
-// whether zeros were few in the last block: then two rows are looked at before lists are made for all
-template <int S>
-bool skips(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, int64_t rows, uint8_t* lists,
-           int32_t* counts, bool& was_dense) {
-  const double limit = net.zeros == kSkip ? 2.0 : net.break_even, groups = (double)(l.in / (4 * S));
-  if (was_dense && rows > 4) {
-    const int64_t seen = make_lists<S>(x, stride, 1, l.in, lists, counts) +
-                         make_lists<S>(x + rows / 2 * stride, stride, 1, l.in, lists, counts);
-    if ((double)seen > limit * 2 * groups) return false;
-  }
-  const int64_t total = make_lists<S>(x, stride, rows, l.in, lists, counts);
-  was_dense = (double)total > limit * (double)rows * groups;
-  return !was_dense;
-}
-
-template <int S>
-bool skipped(const Net& net, const Layer& l, const uint8_t* x, int64_t stride, int64_t rows, uint8_t* lists,
-             int32_t* counts, const Finish& f, bool& was_dense) {
-  if (l.skip_span != S || !skips<S>(net, l, x, stride, rows, lists, counts, was_dense)) return false;
-  skip_layer<S>(l, net.blob, x, stride, rows, lists, counts, f);
-  return true;
 }
 
 // ---- answers out ----------------------------------------------------------------------------------------------------
@@ -301,10 +242,14 @@ FI void finish_rows(const Layer& l, const uint8_t* blob, float* z, int64_t strid
   }
 }
 
-void forward(const Net& net, const Job& job, int64_t begin, int64_t rows, uint8_t* scratch, const Scratch& s,
-             bool& was_dense) {
+void forward(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t* scratch,
+             const Scratch& s) {
   const uint8_t* x = job.x + begin * job.stride;
+  const int64_t rows = least(net.block, end - begin);
   int64_t stride = job.stride, in = net.read;
+  const int64_t item = net.input == kFloat32 ? 4 : net.input == kFloat16 ? 2 : 1;
+  const int64_t left = net.windows[0], right = net.windows[2 * net.window_count - 1];
+  const Ahead ahead = {begin + rows < end ? x + rows * stride + left * item : nullptr, stride, (right - left) * item};
   if (reads_in_place(net)) {
     x += net.windows[0] * (net.input == kFloat32 ? 4 : 1);
   } else {
@@ -313,6 +258,7 @@ void forward(const Net& net, const Job& job, int64_t begin, int64_t rows, uint8_
     stride = s.row;
     if (!net.layers[0].is_float) in = up(in, 4 * V::kDenseSpan);  // the rest of such a row is zeros
   }
+  const Lists lists = {scratch + s.numbers, (int32_t*)(scratch + s.counts)};
   uint8_t* now = scratch + s.first;
   uint8_t* other = scratch + s.second;
   for (int64_t i = 0; i < net.depth; i++) {
@@ -329,12 +275,10 @@ void forward(const Net& net, const Job& job, int64_t begin, int64_t rows, uint8_
     if (l.is_float) {
       float_layer(l, net.blob, (const float*)x, stride / 4, rows, f);
     } else {
-      uint8_t* lists = scratch + s.lists;
-      int32_t* counts = (int32_t*)(scratch + s.counts);
       const bool first = i == 0 && net.zeros != kDense;
-      if (!(first && (skipped<1>(net, l, x, stride, rows, lists, counts, f, was_dense) ||
-                      skipped<V::kDenseSpan>(net, l, x, stride, rows, lists, counts, f, was_dense))))
-        dense_layer(l, net.blob, x, stride, rows, in, f);
+      if (!(first && (skipped<1>(net, l, x, stride, rows, ahead, lists, f) ||
+                      skipped<V::kDenseSpan>(net, l, x, stride, rows, ahead, lists, f))))
+        dense_layer(l, net.blob, x, stride, rows, in, i ? Ahead{} : ahead, f);
     }
     if (!simple) {
       finish_rows(l, net.blob, (float*)other, s.line / 4, rows, now, s.line);
@@ -356,59 +300,65 @@ void forward(const Net& net, const Job& job, int64_t begin, int64_t rows, uint8_
 
 void run(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t* scratch) {
   const Scratch s = layout(net);
-  bool was_dense = false;
 #ifdef GIGAMLP_AMX
   const Tiles tiles;
 #endif
   for (int64_t row = begin; row < end; row += net.block)
-    forward(net, job, row, least(net.block, end - row), scratch, s, was_dense);
+    forward(net, job, row, end, scratch, s);
 }
 
 int64_t scratch_bytes(const Net& net) { return layout(net).size; }
 
 // ---- where skipping stops paying ------------------------------------------------------------------------------------
 
-FI double microseconds(const Net& net, const Job& job, uint8_t* scratch) {
-  double best = 1e30;
-  for (int repeat = 0; repeat < 7; repeat++) {
-    const double begin = now_us();
-    for (int i = 0; i < 4; i++) run(net, job, 0, net.block, scratch);
-    const double took = (now_us() - begin) / 4;
-    if (took < best) best = took;
-  }
-  return best;
-}
-
-// fills rows [block][read] so that `share` of the groups hold something, and times a block
-FI double skipping_us(const Net& net, const Job& job, uint8_t* rows, uint32_t share, uint8_t* scratch) {
+// rows [block][read] of which `share` of 256 of the groups hold something, the same ones in all rows: a list of several
+// rows has no others
+FI void fill(const Net& net, uint8_t* rows, uint32_t share) {
   const int64_t group = 4 * net.layers[0].skip_span;
-  uint32_t random = 12345;
+  uint32_t random = 0;
   for (int64_t i = 0; i < net.block * net.read; i++) {
+    if (i % net.read == 0) random = 12345;
     if (i % net.read % group == 0) random = random * 1664525u + 1013904223u;
     rows[i] = (random >> 24) < share ? 1 : 0;
   }
-  return microseconds(net, job, scratch);
 }
 
-// What a block takes in the dense form, and the share of non-zero groups at which skipping takes as long, 0..1.
-// `rows` holds block * features values, `out` and `margin` what a block's answers take.
+// What a block takes in the dense form, and what the zero-skipping forms take, by the share of non-zero groups. `rows`
+// holds two blocks, `out` and `margin` what a block's answers take. Rounds visit every form, so that a slow moment hits
+// all alike; the first one wakes the vector units up.
 void measure(Net& net, uint8_t* rows, uint8_t* out, float* margin, uint8_t* scratch) {
+  constexpr int kRounds = 9, kRuns = 4, kForms = 5;
   const int64_t whole[2] = {0, net.read}, size = net.input == kFloat32 ? 4 : net.input == kFloat16 ? 2 : 1;
+  const bool skipping = net.zeros != kDense && net.layers[0].skip_chunk;
   Net one = net;
   one.windows = whole;
   one.window_count = 1;
   one.features = net.read;
-  one.zeros = kDense;
-  const Job job = {rows, net.read * size, out, margin};
-  memset(rows, 0, (size_t)(net.block * net.read * size));
-  const double dense = net.block_us = microseconds(one, job, scratch);
-  if (net.zeros != kAuto || !net.layers[0].skip_chunk) return;
-  one.zeros = kSkip;
-  const double few = skipping_us(one, job, rows, 64, scratch), many = skipping_us(one, job, rows, 192, scratch);
-  const double slope = (many - few) * 2;  // from a quarter to three quarters
-  double share = dense < few ? 0.0 : 1.0;
-  if (slope > 0) share = 0.25 + (dense - few) / slope;
-  net.break_even = share < 0 ? 0.0 : share > 1 ? 1.0 : share;
+  const int64_t bytes = net.block * net.read * size;
+  if (skipping) {
+    fill(net, rows, 64);
+    fill(net, rows + bytes, 192);
+  }
+  double best[kForms] = {1e30, 1e30, 1e30, 1e30, 1e30};  // dense; few and many, a list for each row; the same together
+  for (int round = -1; round < kRounds; round++) {
+    for (int form = 0; form < (!skipping ? 1 : V::kTogether > 1 ? kForms : 3); form++) {
+      one.zeros = form ? kSkip : kDense;
+      one.ways[0] = {form < 3 ? 0.0 : 9.0, 0.0};
+      one.ways[1] = {form < 3 ? 9.0 : 0.0, 0.0};
+      const Job job = {rows + (form % 2 ? 0 : bytes), net.read * size, out, margin};
+      const double begin = now_us();
+      for (int i = 0; i < kRuns; i++) run(one, job, 0, net.block, scratch);
+      const double took = (now_us() - begin) / kRuns;
+      if (round >= 0 && took < best[form]) best[form] = took;
+    }
+  }
+  net.block_us = best[0];
+  if (!skipping) return;
+  for (int i = 0; i < (V::kTogether > 1 ? 2 : 1); i++) {
+    const double few = best[1 + 2 * i], many = best[2 + 2 * i];
+    const double slope = many > few ? (many - few) * 2 : 0.0;  // from a quarter to three quarters
+    net.ways[i] = {(few - slope / 4) / best[0], slope / best[0]};
+  }
 }
 
 }  // namespace

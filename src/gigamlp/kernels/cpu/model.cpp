@@ -58,8 +58,28 @@ Model::Model(const std::string& isa, const int64_t* header, size_t count, const 
   net_.block = header[6];
   net_.windows = windows_.data();
   net_.window_count = windows;
-  net_.break_even = (double)header[9] / 1000;
+  net_.ways[0] = {0.1, 1000.0 / (double)(header[9] > 0 ? header[9] : 1)};  // until they are measured
+  net_.ways[1] = {0.1, 800.0 / (double)(header[9] > 0 ? header[9] : 1)};
   check();
+  plan_pieces();
+}
+
+void Model::plan_pieces() {
+  net_.pieces = nullptr;
+  if (net_.window_count < 2 || layers_[0].is_float) return;
+  int64_t at = 0;
+  for (size_t w = 0; w + 1 < windows_.size(); w += 2) {
+    for (int64_t i = windows_[w]; i < windows_[w + 1]; i++, at++) {
+      if (at % 64 == 0) pieces_.push_back(Piece{i, 0, 0, 0, {}});
+      Piece& piece = pieces_.back();
+      const int64_t far = i - piece.from;
+      if (far >= 128) return;
+      (far < 64 ? piece.low : piece.high) |= 1ull << (far % 64);
+      piece.out |= 1ull << (at % 64);
+      piece.index[at % 64] = (uint8_t)far;
+    }
+  }
+  net_.pieces = pieces_.data();
 }
 
 void Model::check() const {
@@ -139,7 +159,7 @@ int64_t Model::width() const {
 
 void Model::measure() {
   const size_t rows = (size_t)net_.block;
-  Aligned x(rows * (size_t)(net_.read * item())), out(rows * (size_t)(width() * 4 + 8)), margin(rows * 4);
+  Aligned x(2 * rows * (size_t)(net_.read * item())), out(rows * (size_t)(width() * 4 + 8)), margin(rows * 4);
   isa_->measure(net_, x.get(), out.get(), (float*)margin.get(), scratch_of(isa_->scratch_bytes(net_)));
 }
 

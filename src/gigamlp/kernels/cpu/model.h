@@ -34,7 +34,7 @@ class Model {
   const Isa& isa() const { return *isa_; }
   int64_t item() const;          // bytes of a feature
   int64_t width() const;         // floats of an answer; 0 for class ids
-  void set_break_even(double share) { net_.break_even = share; }
+  void set_ways(const Way& apiece, const Way& together) { net_.ways[0] = apiece, net_.ways[1] = together; }
   void measure();
   // rows below which one thread does all: waking another takes longer than half the work
   int64_t parallel_rows() const;
@@ -43,12 +43,14 @@ class Model {
 
  private:
   void check() const;
+  void plan_pieces();
   void check_layer(const Layer& layer, int64_t in, bool last) const;
   void check_range(int64_t offset, int64_t bytes, const char* what) const;
 
   const Isa* isa_ = nullptr;
   std::vector<Layer> layers_;
   std::vector<int64_t> windows_;
+  std::vector<Piece> pieces_;
   Aligned blob_;
   Net net_{};
 };

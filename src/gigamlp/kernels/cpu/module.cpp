@@ -128,19 +128,23 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// measure() -> (break-even share, microseconds of a block, rows from which threads help)
+// measure() -> ((fixed, slope) of a list for each row, the same of one for several, us of a block, rows for threads)
 PyObject* measure(PyObject* self, PyObject*) {
   Model* model = model_of(self);
   if (!model) return nullptr;
   model->measure();
-  return Py_BuildValue("ddL", model->net().break_even, model->net().block_us, (long long)model->parallel_rows());
+  const Net& net = model->net();
+  return Py_BuildValue("(dd)(dd)dL", net.ways[0].fixed, net.ways[0].slope, net.ways[1].fixed, net.ways[1].slope,
+                       net.block_us, (long long)model->parallel_rows());
 }
 
-PyObject* set_break_even(PyObject* self, PyObject* value) {
+// set_ways(fixed, slope, fixed, slope): see Way in net.h
+PyObject* set_ways(PyObject* self, PyObject* args) {
   Model* model = model_of(self);
-  const double share = PyFloat_AsDouble(value);
-  if (!model || PyErr_Occurred()) return nullptr;
-  model->set_break_even(share);
+  Way apiece{}, together{};
+  if (!model || !PyArg_ParseTuple(args, "dddd", &apiece.fixed, &apiece.slope, &together.fixed, &together.slope))
+    return nullptr;
+  model->set_ways(apiece, together);
   Py_RETURN_NONE;
 }
 
@@ -258,7 +262,7 @@ PyMethodDef kMethods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, nullptr},
     {"cascade", (PyCFunction)(void (*)(void))cascade, METH_FASTCALL, nullptr},
     {"measure", measure, METH_NOARGS, nullptr},
-    {"set_break_even", set_break_even, METH_O, nullptr},
+    {"set_ways", set_ways, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -35,6 +35,20 @@ struct Layer {
 constexpr int64_t kLayerFields = 17;
 constexpr int64_t kSlack = 64;  // elements after `pad` that may be read (arrays) or written (rows of scratch)
 
+// What a form of the first layer costs, in units of the dense one: fixed + slope * (share of non-zero groups).
+struct Way {
+  double fixed, slope;
+};
+
+// How 64 bytes of a gathered row come about: bytes `from` + i of the row where bit i of `low` is set, and `from` + 64 + i
+// where that of `high` is (no others may be read), then byte j is number `index[j]` of these 128.
+struct Piece {
+  int64_t from;
+  uint64_t low, high;
+  uint64_t out;  // bit j: there is a byte j; else it is 0
+  uint8_t index[64];
+};
+
 struct Net {
   const Layer* layers;
   int64_t depth;
@@ -43,10 +57,11 @@ struct Net {
   int64_t features;   // values of a row
   const int64_t* windows;  // [count][2]: the features that are read
   int64_t window_count;
+  const Piece* pieces;     // of a row of bytes; null where a piece would have to bring together what lies too far apart
   int64_t read;       // features that are read
   int64_t head, output;
   int64_t zeros;      // Zeros
-  double break_even;  // share of non-zero groups above which a block takes the dense form
+  Way ways[2];        // the zero-skipping form: a list for each row, one for a few rows together
   double block_us;    // what a block takes in the dense form
   int64_t block;      // rows of a block
 };
@@ -68,7 +83,7 @@ struct Isa {
   int64_t (*scratch_bytes)(const Net& net);
   // rows [begin, end) of a job; scratch lies at a multiple of 64
   void (*run)(const Net& net, const Job& job, int64_t begin, int64_t end, uint8_t* scratch);
-  // fills `block_us` and `break_even` with what a few hundred microseconds of trying give
+  // fills `block_us` and `ways` with what a few hundred microseconds of trying give
   void (*measure)(Net& net, uint8_t* rows, uint8_t* out, float* margin, uint8_t* scratch);
 };
 

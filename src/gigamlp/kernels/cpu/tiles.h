@@ -83,12 +83,22 @@ FI void put_sums(const V::I* a, const Finish& f, int64_t row) {
   else put_all<S, N, false>(a, f, row);
 }
 
+// The bytes that the next block will read: fetched little by little, as all at once would wait for memory.
+struct Ahead {
+  const uint8_t* x;  // or null
+  int64_t stride, bytes;
+
+  FI Ahead at(const Ahead& a, int64_t row) { return {a.x ? a.x + row * a.stride : nullptr, a.stride, a.bytes}; }
+};
+
 // R rows times N vectors of outputs; rows from `count` on repeat the last one and are not written
 template <int S, int N, int R>
 __attribute__((noinline)) void dense_tile(const uint8_t* x, int64_t stride, int64_t count, int64_t in,
-                                          const uint8_t* w, const Finish& given) {
+                                          const Ahead& ahead, const uint8_t* w, const Finish& given) {
   const Finish f = given;  // a copy: stores of bytes could change what lies in memory
   constexpr int kGroup = 4 * S, kVector = 4 * V::L;
+  const uint8_t* next = ahead.x;
+  const int64_t lines = ahead.bytes > in ? 128 : 64, apart = ahead.stride;  // windows: more to fetch than to multiply
   const uint8_t* rows[R];
   EACH(r, R, rows[r] = x + (r < count ? r : count - 1) * stride;)
   V::I a[R][N];
@@ -96,9 +106,14 @@ __attribute__((noinline)) void dense_tile(const uint8_t* x, int64_t stride, int6
   const int64_t whole = in / kGroup * kGroup;
   int64_t k = 0;
   for (; k < whole; k += kGroup) {
+    if (next && k % 64 == 0) {
+      EACH(r, R, __builtin_prefetch(next + r * apart, 0, 3);)
+      if (lines > 64) { EACH(r, R, __builtin_prefetch(next + r * apart + 64, 0, 3);) }
+      next += lines;
+    }
     V::X p[R];
     EACH(r, R, p[r] = V::broadcast<S>(rows[r] + k);)
-    EACH(n, N, const V::W v = V::weight(w + n * kVector);
+    EACH(n, N, const V::W v = V::kept(V::weight(w + n * kVector));
       EACH(r, R, a[r][n] = V::dot(a[r][n], p[r], v);))
     w += N * kVector;
   }
@@ -107,7 +122,7 @@ __attribute__((noinline)) void dense_tile(const uint8_t* x, int64_t stride, int6
     EACH(r, R, uint8_t last[8] = {0, 0, 0, 0, 0, 0, 0, 0};
       memcpy(last, rows[r] + k, (size_t)(in - k));
       p[r] = V::broadcast<S>(last);)
-    EACH(n, N, const V::W v = V::weight(w + n * kVector);
+    EACH(n, N, const V::W v = V::kept(V::weight(w + n * kVector));
       EACH(r, R, a[r][n] = V::dot(a[r][n], p[r], v);))
   }
   EACH(r, R, if (r < count) put_sums<S, N>(a[r], f, r);)
@@ -147,43 +162,63 @@ alignas(64) constexpr uint8_t kZeros[8 * 4 * V::L] = {0};
 template <int S>
 FI int64_t segments(int64_t in) { return (in / (4 * S) + kSegment - 1) / kSegment; }
 
-template <int S, int N>
-__attribute__((noinline)) void skip_row(const uint8_t* x, int64_t in, const uint8_t* list, const int32_t* counts,
-                                        const uint8_t* w, const Finish& given) {
+// R rows times N vectors of outputs, over the groups that any of the rows holds anything in; rows from `count` on repeat
+// the last one and are not written. Each weight that is loaded serves R rows.
+template <int S, int N, int R>
+__attribute__((noinline)) void skip_tile(const uint8_t* x, int64_t stride, int64_t count, int64_t in,
+                                         const uint8_t* list, const int32_t* counts, const Ahead& ahead,
+                                         const uint8_t* w, const Finish& given) {
   const Finish f = given;  // a copy: stores of bytes could change what lies in memory
-  constexpr int kGroup = 4 * S, kVector = 4 * V::L, U = N <= 2 ? 4 : N <= 3 ? 4 : N <= 5 ? 3 : 2;
-  V::I a[U][N];
-  EACH(u, U, EACH(n, N, a[u][n] = V::zero();))
+  // U groups at a time in sums of their own, where a single chain would wait for each product
+  constexpr int kGroup = 4 * S, kVector = 4 * V::L, kSums = N * R;
+  constexpr int U = kSums >= 9 ? (R > 1 ? 1 : 2) : kSums >= 5 ? (R > 1 ? 2 : 3) : 4;
+  const uint8_t* rows[R];
+  EACH(r, R, rows[r] = x + (r < count ? r : count - 1) * stride;)
+  V::I a[U][R][N];
+  EACH(u, U, EACH(r, R, EACH(n, N, a[u][r][n] = V::zero();)))
   const int64_t whole = in / kGroup, parts = segments<S>(in);
+  const uint8_t* next = ahead.x;
+  const uint8_t* end = next ? next + (R - 1) * ahead.stride + ahead.bytes : nullptr;  // gaps between rows are small
   for (int64_t part = 0; part < parts; part++) {
-    const uint8_t* here = x + part * kSegment * kGroup;
     const uint8_t* mine = w + part * kSegment * N * kVector;
     const uint8_t* at = list + part * kListBytes;
     const int count = counts[part];
     int j = 0;
     for (; j + U <= count; j += U) {
+      if (next < end) {
+        __builtin_prefetch(next, 0, 3);
+        next += 64;
+      }
       EACH(u, U, const size_t g = at[j + u];
-        const V::X p = V::broadcast<S>(here + g * kGroup);
-        EACH(n, N, a[u][n] = V::dot(a[u][n], p, V::weight(mine + (g * N + n) * kVector));))
+        V::X p[R];
+        EACH(r, R, p[r] = V::broadcast<S>(rows[r] + g * kGroup);)
+        EACH(n, N, const V::W v = R > 1 ? V::kept(V::weight(mine + (g * N + n) * kVector)) : V::weight(mine + (g * N + n) * kVector);
+          EACH(r, R, a[u][r][n] = V::dot(a[u][r][n], p[r], v);)))
     }
-    if (j < count) {  // up to U - 1 more, the missing ones times zeros: a loop would end at a place hard to foresee
+    if (U > 1 && j < count) {  // up to U - 1 more, the missing ones times zeros: a loop would end where none foresees it
       EACH(u, U, if (u < U - 1) {
         const bool there = j + u < count;
         const size_t g = there ? at[j + u] : 0;
-        const uint8_t* v = there ? mine + g * (N * kVector) : kZeros;
-        const V::X p = V::broadcast<S>(here + g * kGroup);
-        EACH(n, N, a[u][n] = V::dot(a[u][n], p, V::weight(v + n * kVector));)
+        const uint8_t* from = there ? mine + g * (N * kVector) : kZeros;
+        V::X p[R];
+        EACH(r, R, p[r] = V::broadcast<S>(rows[r] + g * kGroup);)
+        EACH(n, N, const V::W v = V::weight(from + n * kVector);
+          EACH(r, R, a[u][r][n] = V::dot(a[u][r][n], p[r], v);))
       })
     }
+    EACH(r, R, rows[r] += kSegment * kGroup;)
   }
-  if (whole * kGroup < in) {
-    uint8_t last[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    memcpy(last, x + whole * kGroup, (size_t)(in - whole * kGroup));
-    const V::X p = V::broadcast<S>(last);
-    EACH(n, N, a[0][n] = V::dot(a[0][n], p, V::weight(w + (whole * N + n) * kVector));)
+  if (whole * kGroup < in) {  // the last bytes of a row: no byte behind them is read
+    const int64_t k = whole * kGroup - parts * kSegment * kGroup;
+    V::X p[R];
+    EACH(r, R, uint8_t last[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+      memcpy(last, rows[r] + k, (size_t)(in - whole * kGroup));
+      p[r] = V::broadcast<S>(last);)
+    EACH(n, N, const V::W v = V::weight(w + (whole * N + n) * kVector);
+      EACH(r, R, a[0][r][n] = V::dot(a[0][r][n], p[r], v);))
   }
-  EACH(u, U, if (u > 0) { EACH(n, N, a[0][n] = V::add(a[0][n], a[u][n]);) })
-  put_sums<S, N>(a[0], f, 0);
+  EACH(u, U, if (u > 0) { EACH(r, R, EACH(n, N, a[0][r][n] = V::add(a[0][r][n], a[u][r][n]);)) })
+  EACH(r, R, if (r < count) put_sums<S, N>(a[0][r], f, r);)
 }
 
 // ---- float32 --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 #define FI static inline __attribute__((always_inline))
+#include "net.h"
 
 namespace {
 
@@ -29,6 +30,9 @@ struct V {
   static constexpr int L = 8;
   static constexpr int kDenseSpan = 1;
   static constexpr bool kSkips = true;
+  static constexpr bool kPieces = false;
+  FI void piece(uint8_t*, const uint8_t*, const gigamlp::Piece&, uint8_t) {}
+  static constexpr int kTogether = 1;  // rows that may share a list
 #if defined(GIGAMLP_WIDE) || defined(GIGAMLP_AVXVNNI)
   static constexpr int kExactBits = 8;
 #else
@@ -82,6 +86,7 @@ struct V {
 #endif
   }
 #endif
+  FI W kept(W w) { return w; }
   FI I zero() { return _mm256_setzero_si256(); }
   FI I add(I a, I b) { return _mm256_add_epi32(a, b); }
   FI I fold(I a, I) { return a; }  // for two groups to a vector only
@@ -119,9 +124,10 @@ struct V {
   }
 
   // indices of the 4-byte groups that hold anything, at most 256; writes up to 8 bytes too many
-  template <int S>
-  FI int list(const uint8_t* x, int groups, uint8_t* out) {
-    static_assert(S == 1, "one group to a vector");
+  template <int S, int R>
+  FI int list(const uint8_t* const* rows, int groups, uint8_t* out) {
+    static_assert(S == 1 && R == 1, "one group to a vector, one row to a list");
+    const uint8_t* x = rows[0];
     int count = 0, g = 0;
     for (; g + 8 <= groups; g += 8) {
       const I v = _mm256_loadu_si256((const __m256i*)(x + 4 * g));

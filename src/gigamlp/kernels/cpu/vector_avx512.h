@@ -5,8 +5,11 @@
 #include <stdint.h>
 #include <string.h>
 #define FI static inline __attribute__((always_inline))
+#include "net.h"
 
 namespace {
+
+using gigamlp::Piece;
 
 struct V {
   using I = __m512i;
@@ -20,6 +23,7 @@ struct V {
   static constexpr int kDenseSpan = 2;
 #endif
   static constexpr bool kSkips = true;
+  static constexpr int kTogether = 3;  // rows that may share a list: a core does two products, but hardly two loads
   static constexpr int kExactBits = 8;
   // rows of a tile for N vectors: N * R sums, R broadcasts and a weight fit into 32 registers; all divide 30
   static constexpr int rows(int n) { return n <= 2 ? 10 : n <= 4 ? 6 : 5; }
@@ -44,7 +48,24 @@ struct V {
     const __mmask32 some = (__mmask32)((1ull << n) - 1);  // what is masked out cannot fault
     _mm256_storeu_si256((__m256i*)to, _mm256_xor_si256(_mm256_maskz_loadu_epi8(some, from), half));
   }
+#ifdef __AVX512VBMI__
+  static constexpr bool kPieces = true;
+  FI void piece(uint8_t* to, const uint8_t* row, const Piece& p, uint8_t flip) {
+    const I low = _mm512_maskz_loadu_epi8(p.low, row + p.from);  // what is masked out cannot fault
+    const I high = _mm512_maskz_loadu_epi8(p.high, row + p.from + 64);
+    const I bytes = _mm512_maskz_permutex2var_epi8(p.out, low, _mm512_loadu_si512(p.index), high);
+    _mm512_store_si512(to, _mm512_xor_si512(bytes, _mm512_maskz_set1_epi8(p.out, (char)flip)));
+  }
+#else
+  static constexpr bool kPieces = false;
+  FI void piece(uint8_t*, const uint8_t*, const Piece&, uint8_t) {}
+#endif
   FI W weight(const uint8_t* p) { return _mm512_load_si512(p); }
+  // what several rows multiply: gcc would load it again for each, and a core has fewer loads than products to give
+  FI W kept(W w) {
+    asm("" : "+v"(w));
+    return w;
+  }
   FI I zero() { return _mm512_setzero_si512(); }
   FI I dot(I a, X x, W w) { return _mm512_dpbusd_epi32(a, x, w); }
   FI I add(I a, I b) { return _mm512_add_epi32(a, b); }
@@ -82,27 +103,40 @@ struct V {
   }
   FI uint32_t equal(F a, float b) { return _mm512_cmp_ps_mask(a, _mm512_set1_ps(b), _CMP_EQ_OQ); }
 
-  // indices of the groups of 4 * S bytes that hold anything, at most 256 groups; writes up to 64 bytes too many
-  template <int S>
-  FI int list(const uint8_t* x, int groups, uint8_t* out) {
+  // indices of the groups of 4 * S bytes that hold anything in any of R rows, at most 256 groups; writes up to 64 bytes
+  // too many
+  template <int S, int R>
+  FI int list(const uint8_t* const* rows, int groups, uint8_t* out) {
     constexpr int kPer = 64 / (4 * S);  // groups in 64 bytes
     constexpr int kPieces = 4 * S;  // of 64 bytes in 64 groups
     int count = 0, base = 0;
-    for (; base + 64 <= groups; base += 64, x += kPieces * 64) {
+    const uint8_t* x[R];
+    for (int r = 0; r < R; r++) x[r] = rows[r];
+    for (; base + 64 <= groups; base += 64) {
       uint64_t mask = 0;
 #pragma GCC unroll 8
-      for (int z = 0; z < kPieces; z++) mask |= holds<S>(_mm512_loadu_si512(x + z * 64)) << (z * kPer);
+      for (int z = 0; z < kPieces; z++) mask |= holds<S>(any<R>(x, z * 64)) << (z * kPer);
+      for (int r = 0; r < R; r++) x[r] += kPieces * 64;
       count += emit(mask, base, out + count);
     }
     uint64_t mask = 0;
     int g = base;
-    for (; g + kPer <= groups; g += kPer, x += 64) mask |= holds<S>(_mm512_loadu_si512(x)) << (g - base);
+    int at = 0;
+    for (; g + kPer <= groups; g += kPer, at += 64) mask |= holds<S>(any<R>(x, at)) << (g - base);
     if (g < groups) {  // masked bytes are never touched
       const __mmask64 in = (1ull << ((groups - g) * 4 * S)) - 1;
-      mask |= holds<S>(_mm512_maskz_loadu_epi8(in, x)) << (g - base);
+      I v = _mm512_maskz_loadu_epi8(in, x[0] + at);
+      for (int r = 1; r < R; r++) v = _mm512_or_si512(v, _mm512_maskz_loadu_epi8(in, x[r] + at));
+      mask |= holds<S>(v) << (g - base);
     }
     if (base < groups) count += emit(mask, base, out + count);
     return count;
+  }
+  template <int R>
+  FI I any(const uint8_t* const* x, int at) {
+    I v = _mm512_loadu_si512(x[0] + at);
+    for (int r = 1; r < R; r++) v = _mm512_or_si512(v, _mm512_loadu_si512(x[r] + at));
+    return v;
   }
   template <int S>
   FI uint64_t holds(I v) {

@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 #define FI static inline __attribute__((always_inline))
+#include "net.h"
 #define GIGAMLP_PLAIN_LOOPS  // written out this takes half a minute to compile
 
 namespace {
@@ -21,6 +22,9 @@ struct V {
   using W = const uint8_t*;
   static constexpr int kDenseSpan = 1;
   static constexpr bool kSkips = true;
+  static constexpr bool kPieces = false;
+  FI void piece(uint8_t*, const uint8_t*, const gigamlp::Piece&, uint8_t) {}
+  static constexpr int kTogether = 1;  // rows that may share a list
   static constexpr int kExactBits = 8;
   static constexpr int rows(int) { return 2; }
   static constexpr int float_rows(int) { return 2; }
@@ -35,6 +39,7 @@ struct V {
     else for (int64_t i = 0; i < n; i++) to[i] = from[i] ^ flip;
   }
   FI W weight(const uint8_t* p) { return p; }
+  FI W kept(W w) { return w; }
   FI I zero() { return I{}; }
   FI I dot(I a, X x, W w) {
     for (int l = 0; l < L; l++)
@@ -137,9 +142,10 @@ struct V {
     for (int l = 0; l < L; l++) mask |= (uint32_t)(a.v[l] == b) << l;
     return mask;
   }
-  template <int S>
-  FI int list(const uint8_t* x, int groups, uint8_t* out) {
-    static_assert(S == 1, "one group to a vector");
+  template <int S, int R>
+  FI int list(const uint8_t* const* rows, int groups, uint8_t* out) {
+    static_assert(S == 1 && R == 1, "one group to a vector, one row to a list");
+    const uint8_t* x = rows[0];
     int count = 0;
     for (int g = 0; g < groups; g++) {
       uint32_t v;

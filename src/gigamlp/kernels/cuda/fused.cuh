@@ -226,7 +226,7 @@ template <int W> DEVICE Words<W * PARTS> codes_at(const u8* codes, int unit, int
 // What __ldg reads must not change while the kernel runs. Rows do if the launch before writes them: then plain loads,
 // which see what was waited for.
 template <class T> DEVICE T row_load(const T* p) {
-  if constexpr (OVERLAP) return *p;
+  if constexpr (OVERLAP || CARRIED) return *p;
   else return __ldg(p);
 }
 
@@ -245,7 +245,7 @@ template <int W> DEVICE Words<W> row_at(const u8* p, const u8* end) {
   Words<W> v;
   if constexpr (ALIGN == 16 && IN_SHARED) {
     put(v, *(const typename Vector<W>::type*)p);
-  } else if constexpr (ALIGN == 16 && W == 16) {
+  } else if constexpr (ALIGN == 16 && W == 16 && !CARRIED) {
     put(v, PATH == WGMMA ? load_here(p) : load_once(p));
   } else if constexpr (ALIGN == 16) {
     put(v, row_load((const typename Vector<W>::type*)p));
@@ -662,12 +662,22 @@ constexpr u32 *next_list = nullptr, *next_cells = nullptr;
 constexpr float threshold = 0.f;
 #endif
 
+// rows that travel with the launch, as one of its arguments
+#if CARRIED
+struct alignas(16) CarriedRows { u8 bytes[CARRIED]; };
+#define CARRIED_ROWS , const __grid_constant__ CarriedRows carried
+#define FIRST_ROW carried.bytes
+#else
+#define CARRIED_ROWS
+#define FIRST_ROW x
+#endif
+
 #define PARAMETERS                                                                                                  \
   const u8 *__restrict__ x, i64 stride, const u8 *__restrict__ packed, void *__restrict__ out, void *__restrict__ out2, \
-      i64 rows, const i64 *__restrict__ table, int batches SERIAL GATHERED SIFTED
+      i64 rows, const i64 *__restrict__ table, int batches SERIAL CARRIED_ROWS GATHERED SIFTED
 
 #define JOB(stride)                                                                                          \
-  {x, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial, {list, next_list, next_cells, threshold}, rows}
+  {FIRST_ROW, out, out2, stride, rows, table, (u32)((rows + ROWS - 1) / ROWS), serial, {list, next_list, next_cells, threshold}, rows}
 
 // With GATHER: the job is about the listed rows. The whole block calls it, after `wait_for_earlier`. A __syncthreads
 // between reading the number and saying so keeps the block that clears it from being early.

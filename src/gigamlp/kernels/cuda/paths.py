@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from gigamlp.errors import Unsupported
 from gigamlp.kernels.cuda.pack import Layout, later_inputs, layout_of
@@ -18,6 +19,7 @@ _MOST_WARPS = 16
 _MOST_STAGES = 8
 _MOST_SENT = 4  # blocks of 8 outputs that a block of a cluster sends at a time, as in wgmma.cu
 _MOST_SLICE = 256  # outputs of one wgmma
+_MOST_TOGETHER = 8  # blocks of a cluster that every Hopper GPU has room for
 _WIDE = 48  # first-layer outputs from which wgmma may be quicker than mma.sync: 784-64-10 by 3 %, 784-40-10 not
 
 
@@ -41,7 +43,9 @@ class Config:
     weights : {"shared", "later", "global"}
         Which weights a block copies to its shared memory: all, all but the first layer's codes, none.
     outputs : int
-        First-layer outputs of a block, if the blocks of a cluster share them (``wgmma``); else 0.
+        First-layer outputs of a block, if the blocks of a team share them (``wgmma``); else 0.
+    teams : int
+        Teams of a cluster. Each has its own rows, and codes come from the L2 cache once for all (``wgmma``).
     overlap : bool
         Whether a launch may begin while the launch before it in the stream still runs (programmatic dependent launch,
         9.0 and later). It fetches weights meanwhile, and waits before it reads rows or writes answers.
@@ -53,6 +57,7 @@ class Config:
     stages: int
     weights: str = "shared"
     outputs: int = 0
+    teams: int = 1
     overlap: bool = False
 
     @property
@@ -65,11 +70,12 @@ class Config:
         """The configuration in one word."""
         kept = "" if self.weights == "shared" or self.path == "split" else f"-{self.weights}"
         share = f"n{self.outputs}" if self.outputs else ""
+        share += f"x{self.teams}" if self.teams > 1 else ""
         overlap = "-overlap" if self.overlap else ""
         return f"{self.path}-t{self.tiles}w{self.warps}s{self.stages}{share}{kept}{overlap}"
 
     def cluster(self, network: Network) -> int:
-        """Return how many blocks share the first layer."""
+        """Return how many blocks share the first layer: a team."""
         return -(-network.hidden // self.outputs) if self.outputs else 1
 
 
@@ -284,8 +290,11 @@ def _wgmma(network: Network, shared: int, rows: int) -> list[Config]:
     whole = max(1, network.padded // 64)  # two groups of warps that take turns want a whole row on its way
     shares: tuple[int, ...]
     forms: tuple[tuple[int, int], ...]
+    teams: tuple[int, ...] = (1,)
     if rows > _SMALL:  # the fewer blocks, the fewer read the same rows
         shares, forms = (1, 2, 4, 8), ((8, whole), (8, 6), (12, 6), (12, 5), (16, 6), (8, 5), (8, 4), (4, 6), (4, 3))
+    elif rows > _FEW:  # most of the time goes into fetching codes for so few rows
+        shares, forms, teams = (2, 1, 4, 8), ((8, 6), (8, whole), (8, 4), (4, 6), (12, 6), (4, 3)), (2, 4, 1)
     else:  # more blocks are done sooner, but a cluster of 8 takes 1.5 us more to start than one of 4
         shares, forms = (4, 2, 8, 1), ((4, 6), (8, 6), (12, 6), (4, whole), (8, 4), (4, 3))
     found = []
@@ -293,8 +302,10 @@ def _wgmma(network: Network, shared: int, rows: int) -> list[Config]:
         outputs = -(-network.hidden // blocks // 16) * 16
         if outputs > _MOST_SLICE or (blocks > 1 and (not network.later or outputs < _WIDE)):
             continue
-        for warps, stages in forms:
-            config = Config("wgmma", 4, warps, min(stages, whole), "shared", outputs)
+        for (warps, stages), count in product(forms, teams):
+            if blocks * count > _MOST_TOGETHER:
+                continue
+            config = Config("wgmma", 4, warps, min(stages, whole), "shared", outputs, count)
             fits = shared_bytes(network, config) <= shared and config.cluster(network) == blocks
             if fits and registers(network, config) <= min(255, _REGISTERS // 32 // warps // 8 * 8):
                 found.append(config)

@@ -165,6 +165,12 @@ DEVICE void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
                ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
+// the same place of every block of the cluster that `blocks` has a bit for, and the barrier there
+DEVICE void bulk_copy_to(u32 blocks, u32 to, const u8* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0],[%1],%2,[%3],%4;"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"((unsigned short)blocks) : "memory");
+}
+
 // blocks of a cluster
 #define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
 

@@ -45,6 +45,7 @@ class Generated:
     network: Network
     config: Config
     packets: bool = False
+    carried: int = 0
     sift: bool = False
     gather: bool = False
 
@@ -61,12 +62,12 @@ class Generated:
     @property
     def packed_bytes(self) -> int:
         """Size of the packed weights."""
-        return layout(self.network, self.config).total * self.cluster
+        return layout(self.network, self.config).total * self.config.cluster(self.network)
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster; the grid is a multiple of it."""
-        return self.config.cluster(self.network)
+        return self.config.cluster(self.network) * self.config.teams
 
     @property
     def alignment(self) -> int:
@@ -98,23 +99,40 @@ class Generated:
         steps = -(-rows // (16 * self.config.tiles)) * batches
         if self.config.path == "split":  # a step a block
             return max(1, steps)
-        if self.config.path == "wgmma":  # a step a cluster's four warps, as long as there are clusters
+        if self.config.path == "wgmma":  # a step a team's four warps, as long as there are clusters
             clusters = multiprocessors * max(1, blocks_per_multiprocessor) // self.cluster
-            return max(1, min(steps, clusters)) * self.cluster
+            return max(1, min(-(-steps // self.config.teams), clusters)) * self.cluster
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
-def generate(
-    network: Network, config: Config, *, packets: bool = False, sift: bool = False, gather: bool = False
+def generate(  # noqa: PLR0917
+    network: Network,
+    config: Config,
+    *,
+    packets: bool = False,
+    carried: int = 0,
+    sift: bool = False,
+    gather: bool = False,
 ) -> Generated:
-    """Return the source for `network` on the path `config`, with `packets` for a host that waits for its answers.
+    """Return the source for `network` on the path `config`.
 
-    With `sift` and `gather` it is a stage of a cascade, for the outputs ``class`` and ``margin``.
+    Parameters
+    ----------
+    network : Network
+    config : Config
+    packets : bool
+        Answers are for a host that waits for them.
+    carried : int
+        If not 0, the rows are the last one of the kernel's arguments, of so many bytes. The first one is not looked at.
+    sift, gather : bool
+        It is a stage of a cascade, for the outputs ``class`` and ``margin``: one that lists the rows it is unsure of,
+        one that is about listed rows.
 
     Raises
     ------
     InvalidInput
-        If that path has no packets (`split` has), or does not take rows from a list (`split` and `ring` do not).
+        If the path does not do what is asked: `split` alone has packets and takes rows from its arguments, `split`
+        and `ring` take no rows from a list.
 
     Examples
     --------
@@ -125,9 +143,11 @@ def generate(
     """
     if packets and config.path != "split":
         raise InvalidInput(f"answers go to the host as packets on the path 'split' only, not on {config.path!r}")
+    if carried and config.path != "split":
+        raise InvalidInput(f"rows travel with the launch on the path 'split' only, not on {config.path!r}")
     if gather and config.path in ("ring", "split"):
         raise InvalidInput(f"the path {config.path!r} takes rows that lie side by side, not those of a list")
-    if (sift or gather) and (packets or network.output not in ("class", "margin")):
+    if (sift or gather) and (packets or carried or network.output not in ("class", "margin")):
         raise InvalidInput("a stage of a cascade answers with classes and margins, and not to the host")
     at, own = layout(network, config), slice_of(network, config)
     copied_from = {"shared": 0, "later": at.affine, "global": at.total}[config.weights]
@@ -164,7 +184,9 @@ def generate(
         "MIN_BLOCKS": _blocks(network, config),
         "SHARED_FROM": copied_from,
         "CLUSTER": config.cluster(network),
+        "TEAMS": config.teams,
         "PACKETS": int(packets),
+        "CARRIED": carried,
         "OVERLAP": int(config.overlap),
         "SIFT": int(sift),
         "GATHER": int(gather),
@@ -174,7 +196,7 @@ def generate(
     texts = [folder.joinpath(name).read_text(encoding="utf-8") for name in _files(config)]
     if config.path == "wgmma":
         texts.insert(1, _wgmma(own.hidden, -(-(network.later or (8,))[0] // 8)))
-    return Generated("".join([head, *texts]), NAME, network, config, packets, sift, gather)
+    return Generated("".join([head, *texts]), NAME, network, config, packets, carried, sift, gather)
 
 
 def _wgmma(outputs: int, blocks: int) -> str:

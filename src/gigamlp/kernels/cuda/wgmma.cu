@@ -1,8 +1,9 @@
 // Wide first layers on Hopper: wgmma, a warpgroup (4 warps) a step of 64 rows. Codes stay in shared memory; rows go from
 // global memory to registers, STAGES units ahead, also while the step before is being finished. First layers that do not
-// fit are shared out: each of the CLUSTER blocks of a cluster has H0 outputs and the weights that follow them, and all
+// fit are shared out: each of the CLUSTER blocks of a team has H0 outputs and the weights that follow them, and all
 // go over the same rows. For each step one of them, the leader, gets the others' parts of the second layer's sums: in one
-// go while the next step is being multiplied, or if they are large (LATE is 0) in several, each acknowledged.
+// go while the next step is being multiplied, or if they are large (LATE is 0) in several, each acknowledged. A cluster
+// has TEAMS teams, which go over different rows; codes come once for all blocks that multiply by the same ones.
 extern __shared__ __align__(128) u8 shared[];
 
 constexpr int GROUPS = WARPS / 4;
@@ -70,14 +71,14 @@ DEVICE void read_last(Ahead& a, const Rows& r, int t) {
 struct Exchange {
   u8* parts;                                                           // [sender][block of 8 outputs][thread] float4
   u32 full, taken;                                                     // barriers: parts have come; the leader has read
-  u32 rank;
+  u32 rank, base;                                                      // in the team; of its first block, in the cluster
   u32 led, sent;                                                       // pieces so far
 
   // the sender's slot at the leader's
   METHOD static u32 slot(u32 sender, u32 leader) { return (sender - (sender > leader)) * PART + (threadIdx.x & 127) * 16; }
 
   METHOD void give(const float (&c)[N1][4], int first, u32 leader) {
-    const u32 to = other_block(shared_address(parts) + slot(rank, leader), leader), arrived = other_block(full, leader);
+    const u32 to = other_block(shared_address(parts) + slot(rank, leader), base + leader), arrived = other_block(full, base + leader);
 #pragma unroll
     for (int j = 0; j < PIECE; j++) if (first + j < N1) send(to + j * 2048, c[first + j], arrived);
     sent++;
@@ -123,7 +124,7 @@ struct Exchange {
         expect(first);
         take(sum, c, first);
         __syncwarp();
-        if (lane < CLUSTER && lane != rank) arrive_at(other_block(taken, lane));
+        if (lane < CLUSTER && lane != rank) arrive_at(other_block(taken, base + lane));
       }
     }
     if (rank == leader) onwards<0>(sum, shared, at, at.first + row0, lane);
@@ -137,10 +138,11 @@ DEVICE void hand_over(u64* turns, volatile int* alone, int group, int lane, bool
   if (lane == 0) barrier_arrive(shared_address(turns + 1 - group));
 }
 
-extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gigamlp_fused(PARAMETERS) {
+extern "C" __global__ void CLUSTER_OF(CLUSTER * TEAMS) __launch_bounds__(THREADS, 1) gigamlp_fused(PARAMETERS) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int group = warp >> 2, row0 = (warp & 3) * 16;
-  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, clusters = gridDim.x / CLUSTER;
+  const u32 place = CLUSTER * TEAMS > 1 ? cluster_rank() : 0, rank = place % CLUSTER, base = place - rank;
+  const u32 teams = gridDim.x / CLUSTER;
   const u8* own = packed + rank * PACKED_BYTES;
   u64* copied = (u64*)(shared + PACKED_BYTES + GROUPS * (CLUSTER - 1) * PART);
   u64* full = copied + UNITS + 1;                                      // one a group, as the next two
@@ -148,7 +150,7 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
   u64* turns = taken + GROUPS;                                         // whose turn it is to multiply
   volatile int* alone = (volatile int*)(turns + 2);                    // whether the other group has no more steps
   Job job JOB(stride);
-  const u32 hop = clusters * GROUPS, begin = group * clusters + blockIdx.x / CLUSTER;
+  const u32 hop = teams * GROUPS, begin = group * teams + blockIdx.x / CLUSTER;
   u32 steps = job.per_batch * batches;
   u32 step = 0;
 
@@ -173,11 +175,23 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
     for (int i = 0; i <= UNITS; i++) {  // a unit's codes are used as soon as they are there
       const int from = i * 2 * STEP_CODES, bytes = i < UNITS ? 2 * STEP_CODES : PACKED_BYTES - from;
       barrier_expect(shared_address(copied + i), bytes);
-      if (bytes) bulk_copy(shared_address(shared + from), own + from, bytes, shared_address(copied + i));
+      if (TEAMS == 1 && bytes) bulk_copy(shared_address(shared + from), own + from, bytes, shared_address(copied + i));
     }
   }
   __syncthreads();
-  if constexpr (CLUSTER > 1) cluster_arrive();  // this block has its barriers
+  if constexpr (CLUSTER * TEAMS > 1) cluster_arrive();  // this block has its barriers
+  if constexpr (TEAMS > 1) {
+    cluster_wait();  // and all others have theirs
+    if (threadIdx.x == 0) {
+      u32 same = 0;
+      for (int i = 0; i < TEAMS; i++) same |= 1u << (i * CLUSTER + rank);
+      for (int i = 0; i <= UNITS; i++) {
+        const int from = i * 2 * STEP_CODES, bytes = i < UNITS ? 2 * STEP_CODES : PACKED_BYTES - from;
+        if (bytes && i % TEAMS == base / CLUSTER)
+          bulk_copy_to(same, shared_address(shared + from), own + from, bytes, shared_address(copied + i));
+      }
+    }
+  }
   if constexpr (GATHER || OVERLAP) {
     wait_for_earlier();
     take_list(job, cells);
@@ -192,7 +206,7 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
   u32 turn = 0, before = 0;                                            // steps so far, and the one before
   bool mine = false;                                                   // whether this block led that
   float own_part[N1][4];
-  Exchange exchange{shared + PACKED_BYTES + group * (CLUSTER - 1) * PART, shared_address(full + group), shared_address(taken + group), rank};
+  Exchange exchange{shared + PACKED_BYTES + group * (CLUSTER - 1) * PART, shared_address(full + group), shared_address(taken + group), rank, base};
   if (TURNS && step >= steps) hand_over(turns, alone, group, lane, true);
   while (step < steps) {
     const u32 next = occupied(job, step + hop, hop, steps);
@@ -255,7 +269,7 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
         onwards<0>(c, shared, at, at.first + row0, lane);
       } else {
         const u32 leader = turn % CLUSTER;
-        if (turn == 0) cluster_wait();  // all blocks have their barriers
+        if (TEAMS == 1 && turn == 0) cluster_wait();  // all blocks have their barriers
         if constexpr (!LATE) {
           exchange.run(c, leader, at, row0, lane);
         } else {
@@ -282,8 +296,12 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1) gig
   if constexpr (CLUSTER > 1 && !LATE) {  // what others acknowledge is written to this block's shared memory
     if (exchange.sent > 0) barrier_wait_cluster(exchange.taken, (exchange.sent - 1) & 1);
   }
+  if constexpr (TEAMS > 1) {  // a block without rows goes when its codes have come all the same
+    if (threadIdx.x == 0)
+      for (int i = 0; i <= UNITS; i++) barrier_wait(shared_address(copied + i), 0);
+  }
   // no block goes while others may still write to its shared memory: it has waited for all that they send
-  if constexpr (GATHER && CLUSTER > 1)
+  if constexpr (GATHER && CLUSTER > 1 && TEAMS == 1)
     if (turn == 0) cluster_wait();
   if (GATHER && fresh)  // nor while codes still come that nobody needed
     for (int i = 0; i <= UNITS; i++) barrier_wait(shared_address(copied + i), 0);
