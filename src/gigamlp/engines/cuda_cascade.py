@@ -1,8 +1,8 @@
 """A cascade as a chain of fused kernels: what a stage is unsure of, the next one picks up, and the host never waits.
 
-Each stage but the last lists the rows that it is unsure of in device memory (a warp collects 32 before it asks for their
-places), and the next stage, as many blocks as the GPU has room for, reads how many there are and takes them from there.
-See ``docs/kernels.md``.
+Each stage but the last lists the rows that it is unsure of in device memory (a warp collects 32 before it asks for
+their places), and the next stage, as many blocks as the GPU has room for, reads how many there are and takes them from
+there. See ``docs/kernels.md``.
 """
 
 from __future__ import annotations

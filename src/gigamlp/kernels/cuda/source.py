@@ -105,7 +105,7 @@ class Generated:
         return max(1, min(steps, multiprocessors * max(1, blocks_per_multiprocessor)))
 
 
-def generate(  # noqa: PLR0917
+def generate(
     network: Network,
     config: Config,
     *,
