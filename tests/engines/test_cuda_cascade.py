@@ -35,7 +35,7 @@ def drawn(seed, stages, features=784):
 
 
 def alone(mlp, x, label):
-    """Class ids and margins of a stage by the path, and the sharing out of its first layer, that a chain's label names."""
+    """Class ids and margins of a stage, by the path and the sharing out of its first layer that a chain's label names."""
     path, _, sizes = label.partition("-")
     outputs = re.search(r"n(\d+)", sizes)
     variant = Variant.of(path=path, **({"outputs": int(outputs.group(1))} if outputs else {}))
