@@ -35,7 +35,7 @@ def drawn(seed, stages, features=784):
 
 
 def alone(mlp, x, label):
-    """Class ids and margins of a stage, by the path and the sharing out of its first layer that a chain's label names."""
+    """Class ids and margins of a stage, by the path and the sharing out of its first layer that a label names."""
     path, _, sizes = label.partition("-")
     outputs = re.search(r"n(\d+)", sizes)
     variant = Variant.of(path=path, **({"outputs": int(outputs.group(1))} if outputs else {}))
@@ -171,7 +171,7 @@ def test_a_session_and_its_share():
         accuracy = (session.predict(images) == labels).mean()
         share = session.unsure.share
     assert accuracy > 0.99
-    assert 0.01 < share[0] < 0.3
+    assert 0.01 < share < 0.3
 
 
 def test_what_chains_do_not_do():

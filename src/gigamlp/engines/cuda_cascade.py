@@ -141,13 +141,16 @@ def build_chain(gpu: Gpu, cascade: Cascade, spec: Spec, variant: Variant | None)
     """
     if spec.input_dtype == "bfloat16" and open_torch() is None:
         raise Unsupported("NumPy has no bfloat16: a runner for such rows needs torch with CUDA")
-    found = chains(gpu, cascade, spec, full=variant is not None)
+    found = chains(gpu, cascade, spec)
     asked = {} if variant is None else variant.to_json()
     known = found[0].variant.to_json()
     unknown = sorted(set(asked) - set(known))
     if unknown:
         raise InvalidInput(f"unknown options {', '.join(unknown)}; a cascade has: {', '.join(known)}")
-    chain = next((each for each in found if asked.items() <= each.variant.to_json().items()), None)
+    chain = _first(found, asked)
+    if chain is None:  # the full list is no longer one of the same combinations: both are looked through
+        found = chains(gpu, cascade, spec, full=True)
+        chain = _first(found, asked)
     if chain is None:
         forms = dict.fromkeys(str(each.variant.get("form")) for each in found)
         raise Unsupported(
@@ -156,6 +159,10 @@ def build_chain(gpu: Gpu, cascade: Cascade, spec: Spec, variant: Variant | None)
     cubins = [cubin_for(one.source, architecture(gpu.capability)) for one in chain.made]
     stages = [load(gpu, *each) for each in zip(chain.made, cubins, chain.forms, strict=True)]
     return CudaCascadeRunner(ChainProgram(tuple(stages), cascade.thresholds), spec, chain.variant)
+
+
+def _first(found: Sequence[Chain], asked: dict[str, Any]) -> Chain | None:
+    return next((each for each in found if asked.items() <= each.variant.to_json().items()), None)
 
 
 class _Launches:
