@@ -93,8 +93,8 @@ def test_every_row_has_the_share_of_the_roof_that_binds_it(cases):
     row = cases.explained(made(hot, "cuda_fused", 256e6), hot, ROOFS, 2e-6)
     assert row.roof_share == pytest.approx(0.5)  # 4 us for what 2 us would allow
     assert "802,816 bytes of rows, writes 1,024 of answers; 32,112,640 int8 and 409,600 float16" in row.note
-    window = case["784-40-10 window 384 (cut weights)"]
-    assert "the cut network's" in cases.explained(made(window, "jax", 1e9), window, ROOFS, 2e-6).note
+    window = case["784-40-10 window 384"]
+    assert cases.Work.of(window, made(window, "cuda_fused", 1.0)).bytes_in == 384
 
 
 def test_the_median_visit_counts_and_its_range_is_the_visits(cases):
