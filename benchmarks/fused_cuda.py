@@ -34,6 +34,7 @@ import torch
 from fused_cases import CASES, OURS, Case, Work, explained, line, schedule, typical, verdict
 
 import gigamlp as gm
+from gigamlp.engines.folding import folded_layers
 from gigamlp.engines.probes import measure_roofs
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import GigaMLPError
@@ -141,7 +142,7 @@ def jax_row(case: Case, mlp: gm.MLP, x: np.ndarray, y: np.ndarray) -> Row:
     import jax.numpy as jnp
 
     floats = case.input_dtype != "uint8"
-    weights = [(jnp.asarray(layer.weight.T, jnp.bfloat16), jnp.asarray(layer.bias)) for layer in mlp.layers]
+    weights = [(jnp.asarray(weight, jnp.bfloat16), jnp.asarray(bias)) for weight, bias, _ in folded_layers(mlp)]
 
     @jax.jit
     def classes(rows: Any) -> Any:
