@@ -41,6 +41,7 @@ sanitize: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.lint
 	$(BIN)/mypy

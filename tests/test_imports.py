@@ -6,6 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,65 +102,16 @@ def test_every_public_name_is_there() -> None:
 
 # ---- floors ------------------------------------------------------------------------------------------------------
 
-# module or package -> floor. A package's floor holds for all in it; a new module needs a line here.
-FLOORS = {
-    "_atomic": 1,
-    "activations": 1,
-    "errors": 1,
-    "measure": 1,
-    "byteform": 2,
-    "calibration": 2,
-    "cascade": 2,
-    "codes": 2,
-    "cuda_graph": 2,
-    "data": 2,
-    "integer": 2,
-    "labels": 2,
-    "layers": 2,
-    "mlp": 2,
-    "modelfile": 2,
-    "models": 2,
-    "plan": 2,
-    "quantize": 2,
-    "quoted": 2,
-    "record": 2,
-    "rounded": 2,
-    "spec": 2,
-    "convert": 3,
-    "kernels": 3,
-    "train": 3,
-    "engines": 4,
-    "choice": 5,
-    "inputs": 5,
-    "jobs": 5,
-    "ladder": 5,
-    "outputs": 5,
-    "routes": 5,
-    "runners": 5,
-    "search": 5,
-    "session": 5,
-    "single": 5,
-    "staging": 5,
-    "trial": 5,
-    "guard": 5,
-    "hosted": 5,
-    "tune": 5,
-    "unsure": 5,
-    "bench": 6,
-    "doctor": 6,
-    "estimator": 6,
-    "cascades": 6,
-    "frontier": 6,
-    "propose": 6,
-    "report": 6,
-    "reproduce": 6,
-    "score": 6,
-    "serve": 6,
-    "reproduce_settings": 6,
-    "reproduce_training": 6,
-    "cli": 7,
-    "__main__": 7,
-}
+def _floors() -> dict[str, int]:
+    """Module or package -> floor, from the contract that `lint-imports` holds (pyproject.toml), 1 the lowest."""
+    with (Path(__file__).parent.parent / "pyproject.toml").open("rb") as file:
+        (contract,) = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layers = reversed(contract["layers"])
+    return {name.strip().partition(".")[2]: floor for floor, row in enumerate(layers, 1) for name in row.split(":")}
+
+
+# A package's floor holds for all in it; a new module needs its place in pyproject.toml.
+FLOORS = _floors()
 # may import these at module top: nothing imports them before they are used
 AT_TOP = {
     "torch": ("gigamlp.engines.torch_", "gigamlp.train.", "gigamlp.convert.torch_"),
