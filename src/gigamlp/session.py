@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from gigamlp.choice import Choice, from_engine, from_plan
+from gigamlp.choice import Choice
 from gigamlp.errors import DeviceError, InvalidInput
 from gigamlp.hosted import run_from_host
 from gigamlp.inputs import Rows, as_rows, is_plain, value_check
@@ -23,6 +23,7 @@ from gigamlp.routes import Routes
 from gigamlp.runners import Runners
 from gigamlp.single import direct_call
 from gigamlp.spec import Variant
+from gigamlp.unplanned import choose
 
 __all__ = ["Session"]
 
@@ -40,8 +41,9 @@ class Session:
     ----------
     mlp : MLP
     plan : Plan, optional
-        From `gigamlp.optimize`. Without one, the engine is ``torch_eager`` in float32 if torch is installed, else
-        ``numpy``; `explain` says which.
+        From `gigamlp.optimize`. Without one, and without `engine`, `variant`, `batch` and `threads`, what
+        `gigamlp.optimize` kept for this model on this machine runs; for what it did not measure, ``torch_eager`` in
+        float32 if torch is installed, else ``numpy``. `explain` says which.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. ``"auto"`` is the Plan's device, else a GPU if there is one.
     engine : str, optional
@@ -60,6 +62,8 @@ class Session:
         rows on the host are, rows on CUDA are not, as that has to wait for the device.
     retune : bool
         If the Plan was made for another model, machine or version, tune again (seconds to minutes) instead of refusing.
+    cache : bool
+        Without a Plan: whether kept Plans are looked for.
 
     Attributes
     ----------
@@ -109,22 +113,15 @@ class Session:
         threads: int | None = None,
         check_finite: bool | None = None,
         retune: bool = False,
+        cache: bool = True,
     ) -> None:
         if not isinstance(mlp, MLP):
             raise InvalidInput(f"a Session runs an MLP, got a {type(mlp).__name__}; gigamlp.load reads one from a file")
         if plan is not None and not isinstance(plan, Plan):
             raise InvalidInput(f"plan must be a Plan or None, got a {type(plan).__name__}; Plan.load reads a file")
         self.mlp = mlp
-        self._choice: Choice
-        if plan is None:
-            options = Variant.from_json(variant) if isinstance(variant, Mapping) else variant
-            self._choice = from_engine(mlp, device, engine=engine, variant=options, batch=batch, threads=threads)
-        else:
-            own = {"engine": engine, "variant": variant, "batch": batch, "threads": threads}
-            named = [name for name, value in own.items() if value is not None]
-            if named:
-                raise InvalidInput(f"the plan decides about {', '.join(named)}; leave that out, or leave out the plan")
-            self._choice = from_plan(mlp, plan, device, retune=retune)
+        own = {"engine": engine, "variant": variant, "batch": batch, "threads": threads}
+        self._choice: Choice = choose(mlp, plan, device, **own, retune=retune, cache=cache)  # type: ignore[arg-type]
         self.device: str = self._choice.device
         self.routes = Routes(self._choice, input_dtype)
         self._check_finite = check_finite
