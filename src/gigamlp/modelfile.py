@@ -46,6 +46,8 @@ def pack(mlp: MLP, dtype: str = "float32") -> bytes:
         "features": mlp.features,
         "per_feature": {"scale": np.ndim(mlp.input_scale) == 1, "offset": np.ndim(mlp.input_offset) == 1},
         "scheme": None if mlp.scheme is None else mlp.scheme.name,
+        # only if there are any: files and digests of models without names stay what they were
+        **({} if mlp.feature_names is None else {"feature_names": mlp.feature_names}),
     }
     return save_tensors(tensors, metadata={"gigamlp": json.dumps(header, sort_keys=True)})
 
@@ -110,6 +112,7 @@ def _mlp(header: dict[str, Any], tensors: dict[str, Any]) -> MLP:
         features=header["features"],
         scheme=scheme,
         name=header["name"],
+        feature_names=header.get("feature_names"),
     )
 
 

@@ -33,9 +33,9 @@ Array = NDArray[Any]
 class Session:
     """Run an MLP on any number of rows.
 
-    Rows may be NumPy, torch (CPU or CUDA), anything with DLPack, or what ``np.asarray`` reads. The answers are of the
-    same kind, on the same device and stream, in memory that the caller owns: a later call never changes them. DLPack
-    rows on the host give NumPy, on CUDA torch.
+    Rows may be NumPy, torch (CPU or CUDA), tables of pandas, polars or pyarrow, anything with DLPack, or what
+    ``np.asarray`` reads. The answers are of the same kind, on the same device and stream, in memory that the caller
+    owns: a later call never changes them. Tables and DLPack rows on the host give NumPy, DLPack rows on CUDA torch.
 
     Parameters
     ----------
