@@ -109,6 +109,7 @@ FLOORS = {
     "errors": 1,
     "measure": 1,
     "byteform": 2,
+    "clipping": 2,
     "codes": 2,
     "cuda_graph": 2,
     "data": 2,

@@ -153,6 +153,9 @@ def test_float_rows_are_answered_by_float_engines() -> None:
     integer = candidate("float32", variant=Variant.of(compute="int8", hidden="float"), engine="onnxruntime")
     plancache.keep(made(mlp, integer, replace(candidate("float32"), wall_us=9.0)))
     assert is_kept(engines(mlp, "float32"))
+    native = candidate("float32", variant=Variant.of(scheme="float32", threads=1), engine="cpu_fused")
+    plancache.keep(made(mlp, integer, native))
+    assert any("scheme=float32" in line for line in engines(mlp, "float32"))  # its word for floats
     plancache.keep(made(mlp, integer))
     assert not any("int8" in line for line in engines(mlp, "float32"))
 

@@ -194,7 +194,7 @@ class _Search:
             model = in_scheme(self.mlp, blank.variant.get("scheme"), self.gate.ranges)
             runner = e.build(model, self.spec, blank.variant)
             self.stack.callback(runner.close)
-            verdict = judge(e, model, runner, self.gate)
+            verdict = judge(e, model, runner, self.gate, carried=self.mlp.scheme is not None)
             candidate = replace(
                 blank,
                 build_s=runner.build_s,

@@ -11,6 +11,7 @@ from gigamlp.choice import Choice, EngineChoice, PlanChoice, from_engine, from_p
 from gigamlp.errors import InvalidInput
 from gigamlp.integer import RANGES
 from gigamlp.ladder import Ladder
+from gigamlp.layers import SCHEMES
 from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate, Plan
 from gigamlp.spec import OUTPUTS, Variant
@@ -130,7 +131,7 @@ def _usable(plans: Sequence[Plan]) -> tuple[PlanChoice, ...]:
 
 
 def _fits(c: Candidate) -> bool:
-    integer = c.variant.get("compute") == "int8" or c.variant.get("scheme") is not None
+    integer = c.variant.get("compute") == "int8" or c.variant.get("scheme") in SCHEMES
     return c.spec.input_dtype in RANGES or not integer
 
 
