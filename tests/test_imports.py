@@ -113,6 +113,7 @@ FLOORS = {
     "codes": 2,
     "cuda_graph": 2,
     "data": 2,
+    "folding": 2,
     "frames": 2,
     "integer": 2,
     "labels": 2,
