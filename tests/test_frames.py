@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gigamlp as gm
-from gigamlp.errors import InvalidInput, ModelError
+from gigamlp import modelfile
+from gigamlp.errors import FileFormatError, InvalidInput, ModelError
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -148,6 +150,19 @@ def test_names_travel_with_the_model(named: gm.MLP, mlp: gm.MLP, tmp_path: Any) 
     assert (again, again.feature_names) == (named, NAMES)
     assert again.digest() != mlp.digest()
     assert mlp.feature_names is None
+
+
+@pytest.mark.parametrize("names", [5, "abc", {"a": 1, "b": 2, "c": 3}, ["a"], ["a", "a", "b"], [["a"], ["b"], ["c"]]])
+def test_hostile_names_in_a_file_are_refused(named: gm.MLP, names: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = json.dumps
+
+    def forged(header: dict[str, Any], **options: Any) -> str:
+        return written({**header, "feature_names": names}, **options)
+
+    monkeypatch.setattr("gigamlp.modelfile.json.dumps", forged)
+    data = modelfile.pack(named)
+    with pytest.raises((FileFormatError, ModelError), match="feature_names"):
+        modelfile.unpack(data)
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a", "b"), ("a", "b", 3), "abc", ()])

@@ -102,6 +102,9 @@ def _mlp(header: dict[str, Any], tensors: dict[str, Any]) -> MLP:
     if header["scheme"] is not None:
         keys = [key for key in tensors if key.startswith("scheme.")]
         scheme = Scheme(header["scheme"], {key.removeprefix("scheme."): tensors.pop(key) for key in keys})
+    names = header.get("feature_names")
+    if not isinstance(names, list | None):
+        raise TypeError(f"feature_names must be a list, not {names!r}")
     return MLP(
         tuple(layers),
         input_scale=_input(header, tensors, "scale"),
@@ -112,7 +115,7 @@ def _mlp(header: dict[str, Any], tensors: dict[str, Any]) -> MLP:
         features=header["features"],
         scheme=scheme,
         name=header["name"],
-        feature_names=header.get("feature_names"),
+        feature_names=None if names is None else tuple(names),
     )
 
 
