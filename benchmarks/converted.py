@@ -1,6 +1,7 @@
 """Models of other frameworks, in their own framework and by gigamlp.
 
     python benchmarks/converted.py --device cpu --out records/HOST-converted.json
+    python benchmarks/converted.py --device cpu --scaler standard --out records/HOST-converted-standard.json
     python benchmarks/converted.py --device cuda --out records/GPU-converted.json
 
 On a CPU: a scikit-learn pipeline, MinMaxScaler and MLPClassifier 784-128-10, trained here on MNIST, against a Session
@@ -123,7 +124,9 @@ def on_cpu(table: Table) -> None:
             batch=args.batch,
             input_dtype=dtype,
             validation=(held[0].astype(dtype), held[1]),
+            calibration=x_train[HELD:],  # what the pipeline was trained with chooses the scales of integer codes
             max_disagreement=args.max_disagreement,
+            cache=False,
         )
         print(plan.explain(), flush=True)
         (winner,) = plan.winners
@@ -190,6 +193,7 @@ def on_cuda(table: Table) -> None:
         input_dtype="uint8",
         validation=(x_train[:HELD], y_train[:HELD]),
         max_disagreement=args.max_disagreement,
+        cache=False,
     )
     print(plan.explain(), flush=True)
     (winner,) = plan.winners

@@ -34,10 +34,10 @@ import torch
 from fused_cases import CASES, OURS, Case, Work, explained, line, schedule, typical, verdict
 
 import gigamlp as gm
-from gigamlp.engines.folding import folded_layers
 from gigamlp.engines.probes import measure_roofs
 from gigamlp.engines.registry import engine as get_engine
 from gigamlp.errors import GigaMLPError
+from gigamlp.folding import folded_layers
 from gigamlp.jobs import Job, measure_jobs
 from gigamlp.kernels.cuda.compile import architecture, compile_cubin
 from gigamlp.kernels.cuda.driver import open_gpu

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,6 +13,24 @@ from hypothesis import settings
 # a deadline per example fails at random on a busy machine; pytest-timeout bounds each test instead
 settings.register_profile("gigamlp", deadline=None)
 settings.load_profile("gigamlp")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the user's cache out of the tests, also out of the processes that they start."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("platformdirs.user_cache_dir", lambda *args, **options: str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(folder))  # for child processes
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def own_plans(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give each test a folder of kept plans of its own, and return it; it is not there yet."""
+    folder = own_cache / f"plans-{uuid.uuid4().hex}"
+    monkeypatch.setattr("gigamlp.plancache.default_folder", lambda: folder)
+    return folder
 
 
 def _no_cuda() -> str | None:

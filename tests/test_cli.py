@@ -497,6 +497,16 @@ def test_optimize(call, model, tmp_path, monkeypatch):
     assert seen["validation"] is None
 
 
+def test_optimize_says_where_it_keeps_the_plan(call, model, monkeypatch, own_plans):
+    monkeypatch.setattr("gigamlp.tune.optimize", lambda *args, **options: make_plan())
+    err = " ".join(call("optimize", model, "--no-cache")[2].split())
+    assert "the plan is not kept; --out FILE keeps it" in err
+    assert not own_plans.exists()
+    err = call("optimize", model)[2]
+    (kept,) = own_plans.rglob("*.json")
+    assert str(kept) in err.replace("\n", "")
+
+
 def test_optimize_out_of_budget(call, model, monkeypatch):
     def optimize(*args, **options):
         raise BudgetExceeded("the budget ended before any candidate was measured; raise it")

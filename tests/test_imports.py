@@ -25,6 +25,7 @@ HEAVY = {
     "matplotlib",
     "sklearn",
     "pandas",
+    "polars",
     "onnx",
     "onnxruntime",
     "openvino",
@@ -101,6 +102,7 @@ def test_every_public_name_is_there() -> None:
 
 
 # ---- floors ------------------------------------------------------------------------------------------------------
+
 
 def _floors() -> dict[str, int]:
     """Module or package -> floor, from the contract that `lint-imports` holds (pyproject.toml), 1 the lowest."""

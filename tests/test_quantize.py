@@ -101,7 +101,7 @@ def test_tiny_weights_keep_a_normal_scale():
     ("make", "error", "words"),
     [
         (lambda: quantise(one([[1.0]]), "w4"), InvalidInput, "unknown quantisation scheme 'w4'; known: w8, w8a8, w7"),
-        (lambda: quantise(one([[1.0]]), calibration=[[1]]), InvalidInput, "takes no calibration rows"),
+        (lambda: quantise(one([[1.0]]), calibration=np.zeros((0, 1))), gm.errors.DataError, "at least one row"),
         (lambda: quantise(one([[1.0]], scheme=gm.Scheme("w8a8"))), InvalidInput, r"with_\(scheme=None\)"),
         (lambda: integer_form(one([[1.0]], scheme=gm.Scheme("w8a8"))), Unsupported, "has the scheme 'w8a8'"),
         (lambda: integer_form(one([[1.0]]), "float32"), Unsupported, "must be uint8 or int8, not float32"),
@@ -368,6 +368,11 @@ def test_what_cannot_be_scaled_is_refused_with_the_numbers(activation):
     assert integer_form(mlp, "int8").exponents == (0, 0)  # 127 * 300 = 38,100, or 128 * 300 below 0, fits
 
 
+def test_bounds_hold_after_rounding_to_float32():
+    form = integer_form(gm.MLP([gm.Layer([[1.0]], [-237.8], "logistic")]))  # logistic(17.2) is 1 in float32
+    assert form.reference_hidden(np.array([[255]], np.uint8))[0, 0] <= form.bounds[0]
+
+
 @pytest.mark.parametrize("activation", ["tanh", "logistic"])
 def test_what_is_bounded_needs_no_scaling(activation):
     mlp = gm.MLP([gm.Layer([[1e9]], None, activation), gm.Layer([[1.0]])])
@@ -517,3 +522,72 @@ def test_reference_networks_have_their_accuracy(hidden):
     derived = gm.quantise(mlp.with_(scheme=None)).scheme.arrays
     np.testing.assert_array_equal(derived["codes.0"], mlp.scheme.arrays["codes.0"])
     np.testing.assert_allclose(derived["scale.0"], mlp.scheme.arrays["scale.0"], rtol=2**-22)
+
+
+# ---- scales that rows choose --------------------------------------------------------------------------------------
+
+
+def standardised(seed: int = 0, features: int = 30) -> tuple[gm.MLP, np.ndarray]:
+    """Return what a StandardScaler makes of images: most features are common, some hardly ever set, and scaled up."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (8000, features)).astype(np.uint8)
+    rare = np.arange(0, features, 3)
+    x[:, rare] *= rng.random((len(x), len(rare))) < 1 / 8000
+    deviation = x.std(axis=0)
+    deviation[deviation == 0] = 1.0
+    weight = rng.normal(size=(16, features))
+    weight[:, rare] *= 0.3
+    layers = [gm.Layer(weight, rng.normal(size=16), "relu"), gm.Layer(rng.normal(size=(4, 16)))]
+    return gm.MLP(layers, input_scale=1 / deviation, input_offset=-x.mean(axis=0) / deviation, name="standardised"), x
+
+
+@pytest.mark.parametrize("scheme", ["w8", "w8a8", "w7"])
+def test_rows_choose_scales_that_keep_the_common_features(scheme):
+    mlp, x = standardised()
+    peak = np.abs(mlp.layers[0].weight * np.asarray(mlp.input_scale)).max(axis=1)
+    plain = mlp.with_(scheme=gm.Scheme(scheme, {"scale.0": peak / (63 if scheme == "w7" else 127)}))
+    before, after = (
+        agreement(quantise(each, scheme, calibration=x[:4000]), x[4000:]).differing for each in (plain, mlp)
+    )
+    assert before > 100  # of 4,000
+    assert after < before * 0.75
+
+
+def test_chosen_scales_are_never_worse_over_their_rows():
+    for seed in range(10):
+        mlp, x = standardised(seed, features=1 + 3 * seed)
+        exact = x.astype(float) @ (mlp.layers[0].weight * np.asarray(mlp.input_scale)).T.astype(float)
+        errors = []
+        for each in (quantise(mlp), quantise(mlp, calibration=x)):
+            codes, scale = (each.scheme.arrays[key].astype(float) for key in ("codes.0", "scale.0"))
+            errors.append(((x @ codes.T * scale - exact) ** 2).mean(axis=0))
+        assert (errors[1] <= errors[0] * (1 + 1e-5) + 1e-12).all()
+
+
+def test_features_beyond_the_gram_matrix(monkeypatch):
+    mlp, x = standardised()
+    dense = agreement(quantise(mlp, calibration=x[:4000]), x[4000:]).differing
+    monkeypatch.setattr("gigamlp.clipping._MOST_FEATURES", 3)
+    assert agreement(quantise(mlp, calibration=x[:4000]), x[4000:]).differing < 2 * dense
+
+
+def test_the_tuner_finds_the_integer_form_of_a_standardised_model():
+    mlp, x = standardised()
+    options = {"engines": ["cpu_fused"], "max_disagreement": 0.02, "cache": False}
+    plan = gm.optimize(mlp, "cpu", 256, validation=(x[4000:], None), calibration=x[:4000], **options)
+    tried = [c for c in plan.candidates if c.variant.get("scheme") == "w8"]
+    assert tried
+    assert all(c.rejected is None for c in tried)
+    scale = np.asarray(plan.hidden_ranges["scale.0"], np.float32)
+    form = integer_form(mlp.with_(scheme=gm.Scheme("w8", {"scale.0": scale})))
+    only = gm.Plan(plan.machine, plan.versions, plan.mlp_digest, plan.mlp_name, tuple(tried), plan.settings)
+    with gm.Session(mlp, only) as session:
+        np.testing.assert_array_equal(session.class_ids(x), mlp.class_ids(form.reference_logits(x)))
+
+
+def test_calibration_rows_alone_let_no_inexact_scheme_through():
+    mlp, x = standardised()
+    plan = gm.optimize(mlp, "cpu", 256, calibration=x, engines=["cpu_fused"], cache=False)
+    integer = [c for c in plan.candidates if c.variant.get("scheme") != "float32"]
+    assert len(integer) > 1
+    assert all(c.rejected and "logits differ from float64" in c.rejected for c in integer)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gigamlp.activations import apply_activation
+from gigamlp.clipping import first_scale
 from gigamlp.codes import codes_and_scale
 from gigamlp.errors import DataError, InvalidInput, Unsupported
 from gigamlp.integer import RANGES
@@ -127,6 +128,8 @@ class ByteForm:
 def calibrate(mlp: MLP, rows: ArrayLike) -> dict[str, Array]:
     """Return the hidden scales and zero points that take in what `rows` reach: arrays of a `Scheme`.
 
+    For an MLP with one input scale per feature also ``scale.0``, the first layer's by `clipping.first_scale`.
+
     Per hidden unit, 255 steps of its scale take in its float64 values over the rows, and 0; the zero point is the byte
     that stands for 0. Without negative values the scale is the largest / 255. A unit that is always 0 has scale 1.
 
@@ -169,6 +172,8 @@ def calibrate(mlp: MLP, rows: ArrayLike) -> dict[str, Array]:
             raise Unsupported(f"hidden layer {index} reaches {max(-least.min(), most.max()):.3g}, beyond float32")
         if zero.any():
             arrays[f"hidden_zero.{index}"] = zero.astype(np.uint8)
+    if np.ndim(mlp.input_scale):  # each feature has its own: weights for raw rows may be of very different sizes
+        arrays["scale.0"] = first_scale(mlp, x)
     return arrays
 
 
@@ -214,9 +219,10 @@ def with_codes(mlp: MLP, scheme: str, ranges: Mapping[str, Array] | None = None)
     factor = np.asarray(mlp.input_scale, np.float64)
     for index, layer in enumerate(mlp.layers):
         weight = layer.weight.astype(np.float64) * factor
-        codes, scale = codes_and_scale(
-            weight, given.get(f"codes.{index}"), given.get(f"scale.{index}"), top=top, layer=index
-        )
+        known = given.get(f"codes.{index}"), given.get(f"scale.{index}")
+        if index == 0 and known[0] is known[1] is None and ranges is not None and "scale.0" in ranges:
+            known = None, np.asarray(ranges["scale.0"] * (127 / top), np.float32)  # it is for codes up to 127
+        codes, scale = codes_and_scale(weight, *known, top=top, layer=index)
         if np.abs(codes.astype(np.int16)).max() > most:
             raise Unsupported(f"scheme {scheme!r} takes codes within -{most}..{most}; layer {index} has larger ones")
         arrays[f"codes.{index}"], arrays[f"scale.{index}"] = codes, scale

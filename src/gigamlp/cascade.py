@@ -155,6 +155,11 @@ class Cascade:
         return self.stages[0].features
 
     @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Names of a row's columns, if the first stage has them."""
+        return self.stages[0].feature_names
+
+    @property
     def outputs(self) -> int:
         """Number of logits."""
         return self.stages[0].outputs
@@ -219,7 +224,7 @@ class Cascade:
 
     def check_rows(self, x: Any) -> Array:
         """Return `x` as a 2-D numeric array of the right width, or raise `InvalidInput` saying what is wrong."""
-        return check_rows(x, self.features, self.name)
+        return check_rows(x, self.features, self.name, self.feature_names)
 
     def logits(self, x: ArrayLike) -> Array:
         """Return float32 logits [n, outputs], each row's from the stage that decided it."""

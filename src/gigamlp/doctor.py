@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from gigamlp import plancache
 from gigamlp.engines.registry import engine, engine_names
 from gigamlp.errors import DeviceError, GigaMLPError
 from gigamlp.measure import nvml, telemetry
@@ -159,7 +160,7 @@ def _missing(packages: tuple[str, ...]) -> list[str]:
 def _caches() -> dict[str, str]:
     from platformdirs import user_cache_dir
 
-    out = {"gigamlp": user_cache_dir("gigamlp", appauthor=False)}
+    out = {"gigamlp": user_cache_dir("gigamlp", appauthor=False), "plans": str(plancache.default_folder())}
     for what, variable in (("torch.compile", "TORCHINDUCTOR_CACHE_DIR"), ("triton", "TRITON_CACHE_DIR")):
         if os.environ.get(variable):
             out[what] = os.environ[variable]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gigamlp.cascade import Model
 from gigamlp.errors import InvalidInput
+from gigamlp.frames import is_table, table_rows
 from gigamlp.spec import INPUT_DTYPES
 
 __all__ = [
@@ -71,7 +72,7 @@ class Rows:
 
 
 def as_rows(x: Any, mlp: Model) -> Rows:
-    """Take rows of any kind: NumPy, torch, DLPack (CuPy, JAX), CUDA array interface, lists and array-likes.
+    """Take rows of any kind: NumPy, torch, tables, DLPack (CuPy, JAX), CUDA array interface, lists and array-likes.
 
     Raises
     ------
@@ -83,6 +84,8 @@ def as_rows(x: Any, mlp: Model) -> Rows:
     torch: Any = sys.modules.get("torch")  # a tensor can only come from a torch that was imported
     if torch is not None and isinstance(x, getattr(torch, "Tensor", ())):
         return _from_torch(x, mlp)
+    if is_table(x):
+        return _from_numpy(table_rows(x, mlp.features, mlp.feature_names), mlp)
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         return _from_dlpack(x, mlp)
     if hasattr(x, "__cuda_array_interface__"):

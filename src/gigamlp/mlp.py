@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gigamlp.activations import apply_activation, logistic
 from gigamlp.errors import InvalidInput, ModelError
+from gigamlp.frames import is_table, table_rows
 from gigamlp.layers import Layer, Scheme, frozen
 
 __all__ = ["HEADS", "MLP", "Layer", "Scheme", "check_rows", "load"]
@@ -49,6 +50,9 @@ class MLP:
         How the MLP is to be made integer.
     name : str
         What tables call it.
+    feature_names : sequence of str, optional
+        What the `features` columns of a row are called: tables must have just these columns, and may have them in any
+        order.
 
     Raises
     ------
@@ -75,6 +79,7 @@ class MLP:
     features: int = 0
     scheme: Scheme | None = None
     name: str = "mlp"
+    feature_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -97,6 +102,8 @@ class MLP:
             self.scheme.check(self.layers)
         if not isinstance(self.name, str) or not self.name:
             raise ModelError("an MLP's name must be a non-empty string")
+        if self.feature_names is not None:
+            put(self, "feature_names", _names(self.feature_names, self.features))
 
     def _check_layers(self) -> None:
         if not self.layers:
@@ -204,7 +211,7 @@ class MLP:
 
     def check_rows(self, x: Any) -> Array:
         """Return `x` as a 2-D numeric array of the right width, or raise `InvalidInput` saying what is wrong."""
-        return check_rows(x, self.features, self.name)
+        return check_rows(x, self.features, self.name, self.feature_names)
 
     def logits(self, x: ArrayLike) -> Array:
         """Return float32 logits of shape [n, outputs] for rows `x` of shape [n, features]."""
@@ -328,8 +335,10 @@ class MLP:
         return hash(self.digest())
 
 
-def check_rows(x: Any, features: int, name: str) -> Array:
+def check_rows(x: Any, features: int, name: str, feature_names: tuple[str, ...] | None = None) -> Array:
     """Return `x` as a 2-D numeric array of `features` columns for the model `name`, or raise `InvalidInput`."""
+    if not isinstance(x, np.ndarray) and is_table(x):
+        x = table_rows(x, features, feature_names)
     try:
         rows = np.asarray(x)
     except ValueError as error:
@@ -342,6 +351,15 @@ def check_rows(x: Any, features: int, name: str) -> Array:
     if rows.shape[1] != features:
         raise InvalidInput(f"rows have {rows.shape[1]} features, {name!r} takes {features}")
     return rows
+
+
+def _names(given: Any, features: int) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ModelError("feature_names must be strings that differ from each other")
+    if len(names) != features:
+        raise ModelError(f"{len(names)} feature_names for rows of {features} features")
+    return tuple(str(name) for name in names)  # NumPy's strings become plain ones
 
 
 def load(path: str | os.PathLike[str]) -> Any:

@@ -72,6 +72,8 @@ def _parts(mlp: MLP, dtype: str) -> tuple[dict[str, Any], Tensors]:
         "features": mlp.features,
         "per_feature": {"scale": np.ndim(mlp.input_scale) == 1, "offset": np.ndim(mlp.input_offset) == 1},
         "scheme": None if mlp.scheme is None else mlp.scheme.name,
+        # only if there are any: files and digests of models without names stay what they were
+        **({} if mlp.feature_names is None else {"feature_names": mlp.feature_names}),
     }
     return header, tensors
 
@@ -144,6 +146,9 @@ def _mlp(header: dict[str, Any], tensors: dict[str, Any]) -> MLP:
     if header["scheme"] is not None:
         keys = [key for key in tensors if key.startswith("scheme.")]
         scheme = Scheme(header["scheme"], {key.removeprefix("scheme."): tensors.pop(key) for key in keys})
+    names = header.get("feature_names")
+    if not isinstance(names, list | None):
+        raise TypeError(f"feature_names must be a list, not {names!r}")
     return MLP(
         tuple(layers),
         input_scale=_input(header, tensors, "scale"),
@@ -154,6 +159,7 @@ def _mlp(header: dict[str, Any], tensors: dict[str, Any]) -> MLP:
         features=header["features"],
         scheme=scheme,
         name=header["name"],
+        feature_names=None if names is None else tuple(names),
     )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from gigamlp.activations import apply_activation
 from gigamlp.byteform import BYTE_SCHEMES, ByteForm, byte_form, calibrate, with_codes
 from gigamlp.cascade import Model
+from gigamlp.clipping import first_scale
 from gigamlp.codes import codes_and_scale
 from gigamlp.errors import DataError, InvalidInput, Unsupported
 from gigamlp.integer import RANGES, Integer
@@ -69,7 +70,9 @@ def quantise(mlp: MLP, scheme: str = "w8", *, calibration: ArrayLike | None = No
     mlp : MLP
     scheme : {"w8", "w8a8", "w7"}
     calibration : array_like, shape [n, features], optional
-        Raw rows, a few thousand of those that the MLP was trained with; ``w8a8`` and ``w7`` need them.
+        Raw rows, a few thousand of those that the MLP was trained with; ``w8a8`` and ``w7`` need them. With them ``w8``
+        without a scheme of its own, and the others where each feature has an input scale of its own, take the first
+        layer's scales from `clipping.first_scale`: weights of features that are hardly ever set may be cut off.
 
     Returns
     -------
@@ -101,8 +104,8 @@ def quantise(mlp: MLP, scheme: str = "w8", *, calibration: ArrayLike | None = No
         )
     if scheme in BYTE_SCHEMES:
         return with_codes(mlp, scheme, None if calibration is None else calibrate(mlp, calibration))
-    if calibration is not None:
-        raise InvalidInput("scheme 'w8' has float hidden layers: it takes no calibration rows")
+    if calibration is not None and mlp.scheme is None:
+        mlp = mlp.with_(scheme=Scheme(scheme, {"scale.0": first_scale(mlp, calibration)}))
     codes, scale = _codes(mlp)
     return mlp.with_(scheme=Scheme(scheme, {"codes.0": codes, "scale.0": scale}))
 
@@ -180,7 +183,7 @@ def half_layers(
     Unsupported
         If numbers leave float16's or float32's range.
     """
-    layers, exponents, bounds = [], [exponent], [_largest(ends)]
+    layers, exponents, bounds = [], [exponent], [_bound(ends)]
     for index, layer in enumerate(mlp.layers[1:], start=1):
         weight = np.ldexp(layer.weight.astype(np.float64), exponent)
         own = np.zeros(len(weight)) if layer.bias is None else layer.bias.astype(np.float64)
@@ -190,7 +193,7 @@ def half_layers(
         _check_half(weight, index)
         layers.append(Layer(weight, np.ldexp(own, -exponent), layer.activation))
         exponents.append(exponent)
-        bounds.append(_largest(ends))
+        bounds.append(_bound(ends))
     return tuple(layers), tuple(exponents), tuple(bounds)
 
 
@@ -223,9 +226,14 @@ def in_scheme(mlp: Model, scheme: object, ranges: Mapping[str, ArrayLike] | None
     """Return the model that an engine builds for a variant's option ``scheme``.
 
     That is `mlp` itself, but with the codes of ``w8a8`` or ``w7`` where it has no scheme of its own and `ranges` (what
-    `calibrate` gave, also as plain lists) holds its hidden scales. A cascade's stages stay as they are.
+    `calibrate` gave, also as plain lists) holds its hidden scales; for ``w8`` where `ranges` holds ``scale.0``.
+    A cascade's stages stay as they are.
     """
-    if scheme not in BYTE_SCHEMES or not isinstance(mlp, MLP) or mlp.scheme is not None or ranges is None:
+    if not isinstance(mlp, MLP) or mlp.scheme is not None or ranges is None:
+        return mlp
+    if scheme == "w8" and "scale.0" in ranges:
+        return mlp.with_(scheme=Scheme("w8", {"scale.0": np.asarray(ranges["scale.0"], np.float32)}))
+    if scheme not in BYTE_SCHEMES:
         return mlp
     return with_codes(mlp, str(scheme), {key: np.asarray(value) for key, value in ranges.items()})
 
@@ -283,6 +291,13 @@ def _after(activation: str, low: Array, high: Array) -> _Ends:
 
 def _largest(ends: _Ends) -> float:
     return float(max(np.abs(end).max() for end in ends))
+
+
+def _bound(ends: _Ends) -> float:
+    """Return the largest value and one float32 step: activations are rounded, a logistic of 0.99999996 may become 1."""
+    largest = _largest(ends)
+    wider = float(np.nextafter(np.float32(largest), np.float32(np.inf)))
+    return min(wider, HALF_LIMIT) if largest <= HALF_LIMIT else wider
 
 
 def _check_half(weight: Array, index: int) -> None:

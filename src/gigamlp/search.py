@@ -16,6 +16,7 @@ from gigamlp.integer import RANGES
 from gigamlp.measure.clock import Clock
 from gigamlp.measure.stats import percentile
 from gigamlp.measure.timing import Throughput, latency, throughput
+from gigamlp.mlp import MLP
 from gigamlp.plan import Candidate
 from gigamlp.quantize import in_scheme
 from gigamlp.spec import Spec, Variant
@@ -195,7 +196,9 @@ class _Search:
             model = in_scheme(self.mlp, blank.variant.get("scheme"), self.gate.ranges)
             runner = e.build(model, self.spec, blank.variant)
             self.stack.callback(runner.close)
-            verdict = judge(e, model, runner, self.gate)
+            own = self.mlp if isinstance(self.mlp, MLP) else None  # a cascade's stages keep their schemes
+            carried = None if own is None else own.scheme is not None
+            verdict = judge(e, model, runner, self.gate, carried=carried)
             candidate = replace(
                 blank,
                 build_s=runner.build_s,

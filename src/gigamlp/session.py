@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.cascade import Cascade, Model
-from gigamlp.choice import Choice, from_engine, from_plan
+from gigamlp.choice import Choice
 from gigamlp.errors import DeviceError, InvalidInput
 from gigamlp.hosted import run_from_host
 from gigamlp.inputs import Rows, as_rows, is_plain, value_check
@@ -24,6 +24,7 @@ from gigamlp.routes import Routes
 from gigamlp.runners import Runners
 from gigamlp.single import direct_call
 from gigamlp.spec import Variant
+from gigamlp.unplanned import choose
 from gigamlp.unsure import unsure_of
 
 __all__ = ["Session"]
@@ -34,16 +35,17 @@ Array = NDArray[Any]
 class Session:
     """Run an MLP or Cascade on any number of rows. Of a cascade, `unsure` counts the rows that went on.
 
-    Rows may be NumPy, torch (CPU or CUDA), anything with DLPack, or what ``np.asarray`` reads. The answers are of the
-    same kind, on the same device and stream, in memory that the caller owns: a later call never changes them. DLPack
-    rows on the host give NumPy, on CUDA torch.
+    Rows may be NumPy, torch (CPU or CUDA), tables of pandas, polars or pyarrow, anything with DLPack, or what
+    ``np.asarray`` reads. The answers are of the same kind, on the same device and stream, in memory that the caller
+    owns: a later call never changes them. Tables and DLPack rows on the host give NumPy, DLPack rows on CUDA torch.
 
     Parameters
     ----------
     mlp : MLP or Cascade
     plan : Plan, optional
-        From `gigamlp.optimize`. Without one, the engine is ``torch_eager`` in float32 if torch is installed, else
-        ``numpy``; `explain` says which.
+        From `gigamlp.optimize`. Without one, and without `engine`, `variant`, `batch` and `threads`, what
+        `gigamlp.optimize` kept for this model on this machine runs; for what it did not measure, ``torch_eager`` in
+        float32 if torch is installed, else ``numpy``. `explain` says which.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. ``"auto"`` is the Plan's device, else a GPU if there is one.
     engine : str, optional
@@ -62,6 +64,8 @@ class Session:
         rows on the host are, rows on CUDA are not, as that has to wait for the device.
     retune : bool
         If the Plan was made for another model, machine or version, tune again (seconds to minutes) instead of refusing.
+    cache : bool
+        Without a Plan: whether kept Plans are looked for.
 
     Attributes
     ----------
@@ -111,6 +115,7 @@ class Session:
         threads: int | None = None,
         check_finite: bool | None = None,
         retune: bool = False,
+        cache: bool = True,
     ) -> None:
         if not isinstance(mlp, MLP | Cascade):
             raise InvalidInput(
@@ -119,16 +124,8 @@ class Session:
         if plan is not None and not isinstance(plan, Plan):
             raise InvalidInput(f"plan must be a Plan or None, got a {type(plan).__name__}; Plan.load reads a file")
         self.mlp = mlp
-        self._choice: Choice
-        if plan is None:
-            options = Variant.from_json(variant) if isinstance(variant, Mapping) else variant
-            self._choice = from_engine(mlp, device, engine=engine, variant=options, batch=batch, threads=threads)
-        else:
-            own = {"engine": engine, "variant": variant, "batch": batch, "threads": threads}
-            named = [name for name, value in own.items() if value is not None]
-            if named:
-                raise InvalidInput(f"the plan decides about {', '.join(named)}; leave that out, or leave out the plan")
-            self._choice = from_plan(mlp, plan, device, retune=retune)
+        own = {"engine": engine, "variant": variant, "batch": batch, "threads": threads}
+        self._choice: Choice = choose(mlp, plan, device, **own, retune=retune, cache=cache)  # type: ignore[arg-type]
         self.device: str = self._choice.device
         self.routes = Routes(self._choice, input_dtype)
         self._check_finite = check_finite

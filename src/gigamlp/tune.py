@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gigamlp import plancache
 from gigamlp.calibration import scheme_logits
 from gigamlp.cascade import Cascade, Model
 from gigamlp.engines.registry import engine as get_engine
@@ -46,6 +49,7 @@ def optimize(
     effort: Effort | None = None,
     budget_s: float | None = None,
     progress: Progress | None = None,
+    cache: bool = True,
 ) -> Plan:
     """Measure the promising ways to run `mlp` on this machine (all with a full effort) and return the Plan.
 
@@ -81,6 +85,10 @@ def optimize(
         Seconds after which no further candidate is started; what was measured by then decides.
     progress : callable, optional
         Called with (done, total, text).
+    cache : bool
+        Keep the Plan in the user's cache folder (`gigamlp.doctor` names it) for every ``Session(mlp)`` without a Plan,
+        until the model, the machine or a version changes. Only Plans for the open question run there: no `engines`, no
+        `threads`, a gate no wider than the default. Nothing is read from the cache: this function always measures.
 
     Returns
     -------
@@ -101,7 +109,7 @@ def optimize(
     >>> import numpy as np, gigamlp as gm
     >>> rng = np.random.default_rng(0)
     >>> mlp = gm.MLP([gm.Layer(rng.normal(size=(16, 8)), activation="relu"), gm.Layer(rng.normal(size=(3, 16)))])
-    >>> plan = gm.optimize(mlp, device="cpu", batch=64, engines=["torch_eager"])
+    >>> plan = gm.optimize(mlp, device="cpu", batch=64, engines=["torch_eager"], cache=False)
     >>> plan.winners[0].engine
     'torch_eager'
     """
@@ -115,6 +123,15 @@ def optimize(
     if not batches:
         raise InvalidInput("batch is empty; name at least one batch size")
     specs = [Spec(place, b, input_dtype, output, threads=threads) for b in dict.fromkeys(batches)]
+    question = {
+        "batch": [spec.batch for spec in specs],
+        "input_dtype": input_dtype,
+        "output": output,
+        "input_on": input_on if input_on is None or isinstance(input_on, str) else list(input_on),
+        "beside_cpu": beside_cpu,
+        "threads": threads,
+        "engines": None if engines is None else list(engines),
+    }
     specs = places(specs, device == "auto", input_on, beside_cpu)
     shares = budget_shares(specs)
     gate = make_gate(mlp, input_dtype, validation, min_accuracy=min_accuracy, max_disagreement=max_disagreement)
@@ -159,6 +176,12 @@ def optimize(
             "budget_s": budget_s,
             "full": effort.full,
             **_of_cascade(mlp, gate),
+            "question": {
+                **question,
+                "effort": asdict(effort),
+                "validation": _rows_digest(*(validation or ())),
+                "calibration": _rows_digest(calibration),
+            },
             **({} if gate.ranges is None else {"hidden_ranges": {k: v.tolist() for k, v in gate.ranges.items()}}),
         },
     )
@@ -166,6 +189,8 @@ def optimize(
         answered = any(plan.winner(s) for s in specs if s.batch == spec.batch and s.input_on == spec.input_on)
         if not answered:
             _explain_no_winner(plan, spec, budget_s is not None and clock.now() >= began + budget_s)
+    if cache:
+        plancache.keep(plan)
     return plan
 
 
@@ -182,6 +207,17 @@ def _of_cascade(mlp: Model, gate: Gate) -> dict[str, Any]:
             "unsure": unsure,
         }
     }
+
+
+def _rows_digest(*arrays: ArrayLike | None) -> str | None:
+    """Return a digest of rows and labels, by which two questions are told apart; None if there are none."""
+    if all(each is None for each in arrays):
+        return None
+    found = hashlib.sha256()
+    for array in (np.asarray(each) for each in arrays if each is not None):
+        found.update(f"{array.dtype.str} {array.shape} ".encode())
+        found.update(repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def _ranges(mlp: Model, input_dtype: str, gate: Gate, calibration: ArrayLike | None) -> dict[str, Array] | None:

@@ -42,6 +42,7 @@ def optimize(
     full: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     budget: Budget = None,
     out: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    cache: Annotated[bool, Parameter(negative="--no-cache", show_default=False)] = True,
     device: Device = "auto",
     common: Common = DEFAULTS,
     context: Given,
@@ -62,9 +63,12 @@ def optimize(
         Try every variant of every engine, not only the promising ones.
     out
         Where the plan goes, as JSON.
+    cache
+        Whether the plan is also kept for every Session of this model on this machine that is given no plan.
     """
     from gigamlp.cli.rows import load_dataset
     from gigamlp.mlp import load
+    from gigamlp.plancache import keep
     from gigamlp.tune import Effort
     from gigamlp.tune import optimize as tune
 
@@ -90,9 +94,19 @@ def optimize(
             effort=Effort(full=full),
             budget_s=budget,
             progress=progress,
+            cache=False,
         )
+    kept = keep(plan) if cache else None
     if out is not None:
         plan.save(out)
     context.emit(plan.to_json())
     context.show(plan.explain())
-    context.note("the plan is not kept; --out FILE keeps it" if out is None else f"plan in {out}")
+    if out is not None:
+        context.note(f"plan in {out}")
+    if kept is not None:
+        context.note(
+            f"kept in {kept}, for this model without a plan; only an open question, without --engine or "
+            "--threads, runs there"
+        )
+    elif out is None:
+        context.note("the plan is not kept; --out FILE keeps it")

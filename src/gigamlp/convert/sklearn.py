@@ -31,7 +31,7 @@ def from_sklearn(estimator: Any, *, name: str | None = None) -> MLP:
     -------
     MLP
         Its `predict` and `predict_proba` are the estimator's, in float32. Float class labels that are whole numbers
-        become integers, and booleans 0 and 1.
+        become integers, and booleans 0 and 1. If it was fitted on a table, the MLP knows the columns' names.
 
     Raises
     ------
@@ -71,7 +71,9 @@ def from_sklearn(estimator: Any, *, name: str | None = None) -> MLP:
     model_steps, head, classes = _model(last)
     _fitted(last, "n_features_in_", type(last).__name__)
     mlp_name = name or type(last).__name__
-    return fold([*steps, *model_steps], head=head, classes=classes, name=mlp_name, features=int(last.n_features_in_))
+    mlp = fold([*steps, *model_steps], head=head, classes=classes, name=mlp_name, features=int(last.n_features_in_))
+    names = getattr(getattr(estimator, "best_estimator_", estimator), "feature_names_in_", None)
+    return mlp if names is None else mlp.with_(feature_names=tuple(names))
 
 
 def _flat(estimator: Any) -> tuple[list[tuple[str, Any]], Any]:

@@ -125,7 +125,7 @@ def to_torch(mlp: MLP, *, proba: bool = False) -> torch.nn.Sequential:
     import torch
     from torch import nn
 
-    from gigamlp.convert.input_part import whole_first_layer
+    from gigamlp.folding import whole_first_layer
 
     kinds: dict[str, Any] = {
         "relu": nn.ReLU,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from gigamlp.activations import apply_activation
 from gigamlp.engines.base import Spec, Unsupported, Variant
-from gigamlp.engines.folding import folded_layers
 from gigamlp.errors import InvalidInput
+from gigamlp.folding import folded_layers
 from gigamlp.measure.clock import stopwatch
 from gigamlp.mlp import MLP
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gigamlp.engines.folding import folded_layers
+from gigamlp.folding import folded_layers
 from gigamlp.mlp import MLP
 
 if TYPE_CHECKING:

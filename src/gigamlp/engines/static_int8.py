@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gigamlp.activations import apply_activation
-from gigamlp.engines.folding import folded_layers
 from gigamlp.errors import Unsupported
+from gigamlp.folding import folded_layers
 from gigamlp.integer import RANGES
 from gigamlp.layers import Scheme
 from gigamlp.mlp import MLP

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gigamlp.engines.folding import fold_input
 from gigamlp.engines.torch_common import DenseOptions
 from gigamlp.errors import Unsupported
+from gigamlp.folding import fold_input
 from gigamlp.mlp import MLP
 from gigamlp.spec import Spec
 

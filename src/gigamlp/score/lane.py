@@ -214,7 +214,7 @@ class Lanes:
         rung = session.routes.ladder(dtype, output).cut(rows)[0].rung
         ranges = session.routes.ranges
         if isinstance(mlp, MLP) and mlp.columns is not None and mlp.features_read <= _WINDOW * mlp.features:
-            narrow = mlp.with_(columns=None, features=0)
+            narrow = mlp.with_(columns=None, features=0, feature_names=None)
             try:
                 return Lane(rung, Runners(narrow, session.device, ranges), mlp.columns)
             except Unsupported:  # the engine does not take rows of that width: whole rows travel, as in a Session

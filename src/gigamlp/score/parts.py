@@ -222,7 +222,11 @@ class Worker:
     def __init__(self, job: Job) -> None:
         self._job, self._stack = job, ExitStack()
         self.threads: int | None = job.options.get("threads")
-        self.session = self._stack.enter_context(Session(job.mlp, job.plan, **job.options))
+        kept = {
+            "cache": False,
+            **job.options,
+        }  # a run that is resumed writes the same bytes, whatever was tuned between
+        self.session = self._stack.enter_context(Session(job.mlp, job.plan, **kept))
         self._runs: Runs = self.session
         if job.streams and self.session.device != "cpu":
             from gigamlp.score.lane import Lanes

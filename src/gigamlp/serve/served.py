@@ -80,7 +80,7 @@ def choose(mlp: Model, settings: Settings, plan: Plan | None) -> Session:
         return Session(mlp, plan, device=settings.device, check_finite=False)
     device = resolve_device(settings.device)
     dtype = settings.input_dtype or natural_input(mlp)
-    own: dict[str, Any] = {"device": device, "threads": settings.threads, "check_finite": False}
+    own: dict[str, Any] = {"device": device, "threads": settings.threads, "check_finite": False, "cache": False}
     if settings.engine is not None:
         return Session(mlp, engine=settings.engine, variant=_exact(mlp, settings.engine), **own)
     order = ("cuda_fused", "torch_graph", "torch_eager") if device != "cpu" else ("cpu_fused",)
