@@ -60,8 +60,8 @@ $(VENV)/.run: $(INPUTS)
 	@touch $@
 
 $(VENV)/.test: $(INPUTS)
-	@echo "Installing gigamlp[torch,report,score,test,cuda13,onnx,openvino] into $(VENV) (PyTorch is large: some minutes)"
-	$(PIP) --editable '.[torch,report,score,test,cuda13,onnx,openvino]'  # NVRTC compiles kernels; the CPU peers add 6 s
+	@echo "Installing gigamlp[torch,report,score,serve,test,cuda13,onnx,openvino] into $(VENV) (PyTorch is large: some minutes)"
+	$(PIP) --editable '.[torch,report,score,serve,test,cuda13,onnx,openvino]'  # NVRTC compiles kernels; the CPU peers add 6 s
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.lint: $(VENV)/.test

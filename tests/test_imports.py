@@ -30,6 +30,10 @@ HEAVY = {
     "ray",
     "scipy",
     "triton",
+    "starlette",
+    "uvicorn",
+    "orjson",
+    "prometheus_client",
 }
 IMPORT = "import gigamlp"
 HELP = "import runpy; sys.argv = ['gigamlp', '--help']; runpy.run_module('gigamlp', run_name='__main__')"
@@ -144,6 +148,7 @@ FLOORS = {
     "report": 6,
     "reproduce": 6,
     "score": 6,
+    "serve": 6,
     "reproduce_settings": 6,
     "reproduce_training": 6,
     "cli": 7,
@@ -154,6 +159,9 @@ AT_TOP = {
     "torch": ("gigamlp.engines.torch_", "gigamlp.train.", "gigamlp.convert.torch_"),
     "onnx": ("gigamlp.convert.onnx_",),
     "sklearn": ("gigamlp.estimator",),
+    "starlette": ("gigamlp.serve.",),
+    "uvicorn": ("gigamlp.serve.",),
+    "orjson": ("gigamlp.serve.",),
 }
 
 MODULES = {

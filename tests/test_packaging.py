@@ -239,7 +239,7 @@ def test_what_make_runs(tmp_path: Path) -> None:
     assert "--editable '.[torch,report]'" in plan
     assert plan.rstrip().endswith(f"{tmp_path}/v/bin/gigamlp reproduce --quick --seed 1")
     plan = make("--dry-run", "test", f"VENV={tmp_path}/v").stdout
-    assert "--editable '.[torch,report,score,test,cuda13,onnx,openvino]'" in plan
+    assert "--editable '.[torch,report,score,serve,test,cuda13,onnx,openvino]'" in plan
     assert plan.rstrip().endswith('/v/bin/python -m pytest -m "not soak"')
 
 

@@ -23,6 +23,7 @@ from gigamlp.cli.predict import predict
 from gigamlp.cli.report import report
 from gigamlp.cli.reproduce import reproduce
 from gigamlp.cli.score import score
+from gigamlp.cli.serve import serve
 from gigamlp.cli.train import train
 from gigamlp.errors import GigaMLPError
 from gigamlp.report.layout import clean
@@ -35,6 +36,12 @@ _EXTRAS = {  # module -> the extra that brings it
     "matplotlib": "report",
     "onnx": "onnx",
     "pyarrow": "score",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "uvloop": "serve",
+    "httptools": "serve",
+    "prometheus_client": "serve",
+    "orjson": "serve",
 }
 
 # command -> (function, its examples)
@@ -119,6 +126,14 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
             "gigamlp report results/reproduce.json",
             "gigamlp report before.json after.json --out compared.html",
             "gigamlp report bench.json plan.json --out model.html",
+        ),
+    ),
+    "serve": (
+        serve,
+            "gigamlp serve mnist-40",
+            "gigamlp serve models/ --port 9000 --workers 2",
+            "gigamlp serve digits=a.safetensors b.safetensors --host 0.0.0.0 --token-file token.txt",
+            "gigamlp serve m.safetensors --device cuda --plan plan.json --max-delay-us 100",
         ),
     ),
     "info": (info, ("gigamlp info model.safetensors", "gigamlp info model.safetensors --json")),
