@@ -130,6 +130,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     ),
     "serve": (
         serve,
+        (
             "gigamlp serve mnist-40",
             "gigamlp serve models/ --port 9000 --workers 2",
             "gigamlp serve digits=a.safetensors b.safetensors --host 0.0.0.0 --token-file token.txt",
