@@ -214,7 +214,7 @@ function raster(strokes, place) {
 // 28 x 28 bytes as a canvas: the ink's colour, as opaque as the pixel is bright.
 export function picture(pixels, ink, canvas = document.createElement("canvas")) {
   canvas.width = canvas.height = SIDE;
-  const context = canvas.getContext("2d");
+  const context = canvas.getContext("2d", { willReadFrequently: true });
   context.fillStyle = ink;
   context.fillRect(0, 0, SIDE, SIDE);
   const image = context.getImageData(0, 0, SIDE, SIDE);

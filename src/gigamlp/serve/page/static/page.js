@@ -166,7 +166,7 @@ function forget() {
   verdict.className = "digit none";
   $("verdict-text").textContent = "";
   $("model-time").textContent = $("trip-time").textContent = "–";
-  $("seen").getContext("2d").clearRect(0, 0, 28, 28);
+  picture(new Uint8Array(784), "#000", $("seen"));
   bars(model?.digits ? model.labels.map((label) => ({ label, proba: null })) : [], null);
 }
 
