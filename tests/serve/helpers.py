@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -180,3 +181,10 @@ def serving(*words: str) -> Iterator[Process]:
         process.wait()
         reader.join(10)
         process.stdout.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

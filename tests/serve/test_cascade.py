@@ -43,6 +43,16 @@ def test_classes_are_the_cascades_and_nothing_else_is_offered() -> None:
             assert refused is not None
             assert refused.status == 400
             assert "class" in refused.json["error"]
+            shown = await ask(app, "POST", "/page/models/m/versions/1/answer", ROWS[:1].tobytes(), [OCTETS])
+            assert shown is not None
+            assert (shown.status, shown.json["class"], shown.json["top"]) == (
+                200,
+                str(CASCADE.predict(ROWS[:1])[0]),
+                [],
+            )
+            listed = await ask(app, "GET", "/page/models")
+            assert listed is not None
+            assert listed.json["models"][0]["widths"] == [3, 5, 5, 4]
 
     asyncio.run(asyncio.wait_for(test(), 30))
 

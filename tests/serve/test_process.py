@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -148,12 +149,15 @@ def test_a_long_request_ends_before_the_server_does(model: Path) -> None:
         assert server.process.wait(20) == 0
 
 
-def test_broken_clients_do_not_disturb_the_good_ones(model: Path) -> None:
+@pytest.mark.parametrize("broken", [300, pytest.param(1000, marks=pytest.mark.soak)])
+def test_broken_clients_do_not_disturb_the_good_ones(model: Path, broken: int) -> None:
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(files, 4096), most), most))  # the server inherits it
     with serving(str(model)) as server:
-        half = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+        half = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(broken // 2)]
         for index, sock in enumerate(half):
             sock.sendall(HEAD + b"Content-Length: 3000\r\n\r\n" + bytes(index) if index % 2 else HEAD[: index % 70])
-        resets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+        resets = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(broken // 2)]
         for sock in resets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             sock.sendall(HEAD + b"Content-Length: 3\r\n\r\n" + bytes(3))

@@ -18,6 +18,8 @@ from gigamlp.score.sinks import Sink, open_append
 
 __all__ = ["Progress", "Seen", "Writer", "failed"]
 
+TELL_S = 0.1  # between two reports of progress
+
 Progress = Callable[[int, int, str], None]
 
 _SHOWN = 10  # rejects in the result
@@ -46,7 +48,7 @@ class Seen:
         self.rows += rows
         self.bytes += size
         now = HostClock.now()
-        if self._progress is None or now - self._last < 0.1:
+        if self._progress is None or now - self._last < TELL_S:
             return
         self._last = now
         took = now - self._begin  # more than 0.1 s

@@ -6,8 +6,6 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gigamlp import __version__
+from gigamlp.serve import page
 from gigamlp.serve.batcher import Batcher
 from gigamlp.serve.errors import Refused
 from gigamlp.serve.http import JSON, Bodies, Receive, Scope, Send, header, respond_refused
@@ -93,7 +92,7 @@ class ServeApp(Starlette):
         self.metrics.levels(queue_rows=self.batcher.queued_rows, body_bytes=self.bodies.held)
 
     def _allowed(self, scope: Scope, path: str) -> bool:
-        if path in _OPEN or not (path.startswith("/v2") or path == "/metrics"):
+        if path in _OPEN or not (path.startswith(("/v2", "/page/")) or path == "/metrics"):
             return True
         if scope["method"] == "OPTIONS" and self.settings.cors:  # a browser asks whether it may, without the token
             return True
@@ -170,9 +169,7 @@ def _routes(app: ServeApp) -> list[BaseRoute]:
             Route(f"{path}/ready", _model_ready),
             Route(f"{path}/infer", _Infer, methods=["POST"]),
         ]
-    if find_spec("gigamlp.serve.page") is not None:
-        routes += import_module("gigamlp.serve.page").routes(app.models)
-    return routes
+    return routes + page.routes(app.models)
 
 
 class _Infer:
@@ -248,7 +245,10 @@ def _allow(error: HTTPException) -> str:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return Response(error_body(error.message), error.status, media_type=JSON.decode())
+    if error.dropped is not None:
+        request.app.metrics.dropped(error.dropped)
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return Response(error_body(error.message), error.status, headers, JSON.decode())
 
 
 async def _failed(request: Request, error: Exception) -> Response:
