@@ -219,3 +219,19 @@ def test_malformed_files_are_refused() -> None:
             continue
         with pytest.raises(FileFormatError, match="malformed"):
             unpack(data)
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["to_onnx", "to_c", "to_torch", "to_numpy_script", "quantise", "agreement"],
+)
+def test_what_takes_one_mlp_says_so(what, tmp_path):
+    own = {"to_onnx": (tmp_path / "m.onnx",), "to_c": (tmp_path / "m.c",), "to_numpy_script": (tmp_path / "m.py",)}
+    own["agreement"] = (np.zeros((1, 784), np.uint8),)
+    call = getattr(gm, what)
+    cascade = gm.Cascade([gm.load("mnist-16"), gm.load("mnist-40")], [1.0])
+    with pytest.raises(InvalidInput, match=f"{what} takes one MLP, and 'mnist-16\\+mnist-40' is several"):
+        call(cascade, *own.get(what, ()))
+    with pytest.raises(InvalidInput, match=f"{what} takes an MLP, not a str"):
+        call("mnist-16", *own.get(what, ()))
+    assert not list(tmp_path.iterdir())

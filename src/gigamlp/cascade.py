@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from gigamlp.errors import InvalidInput, ModelError
 from gigamlp.mlp import MLP, check_rows
 
-__all__ = ["Calibration", "Cascade", "Model", "goes_on", "merge"]
+__all__ = ["Calibration", "Cascade", "Model", "goes_on", "merge", "one_mlp"]
 
 Array = NDArray[Any]
 
@@ -350,3 +350,12 @@ def merge(
         ids[on] = class_ids[index + 1][on]
         deciding[on] = index + 1
     return ids, deciding
+
+
+def one_mlp(model: object, what: str) -> MLP:
+    """Return `model` if it is one MLP, which `what` needs; else raise `InvalidInput`, which says what to do instead."""
+    if isinstance(model, MLP):
+        return model
+    if isinstance(model, Cascade):
+        raise InvalidInput(f"{what} takes one MLP, and {model.name!r} is several: take each of its `stages`")
+    raise InvalidInput(f"{what} takes an MLP, not a {type(model).__name__}; gigamlp.load reads one from a file")

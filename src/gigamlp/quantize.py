@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gigamlp.activations import apply_activation
 from gigamlp.byteform import BYTE_SCHEMES, ByteForm, byte_form, calibrate, with_codes
-from gigamlp.cascade import Model
+from gigamlp.cascade import Model, one_mlp
 from gigamlp.clipping import first_scale
 from gigamlp.codes import codes_and_scale
 from gigamlp.errors import DataError, InvalidInput, Unsupported
@@ -96,6 +96,7 @@ def quantise(mlp: MLP, scheme: str = "w8", *, calibration: ArrayLike | None = No
     >>> mlp.scheme.arrays["codes.0"].tolist(), mlp.scheme.arrays["scale.0"].round(4).tolist()
     ([[50, -127], [0, 0]], [0.009999999776482582, 1.0])
     """
+    one_mlp(mlp, "quantise")
     if scheme not in SCHEMES:
         raise InvalidInput(f"unknown quantisation scheme {scheme!r}; known: {', '.join(SCHEMES)}")
     if mlp.scheme is not None and mlp.scheme.name != scheme:
@@ -341,9 +342,7 @@ class Agreement:
 
 
 def agreement(mlp: MLP, x: ArrayLike, y: ArrayLike | None = None) -> Agreement:
-    """Count the rows of `x` for which `mlp` predicts something else in its scheme than in float32.
-
-    Without a scheme that is ``w8``.
+    """Count the rows of `x` for which `mlp` predicts something else in its scheme (else ``w8``) than in float32.
 
     Parameters
     ----------
@@ -369,6 +368,7 @@ def agreement(mlp: MLP, x: ArrayLike, y: ArrayLike | None = None) -> Agreement:
     >>> agreement(mlp, np.array([[3, 1], [1, 3]], np.uint8), [0, 1])
     Agreement(rows=2, differing=0, accuracy_float32=1.0, accuracy_integer=1.0)
     """
+    one_mlp(mlp, "agreement")
     if mlp.head == "regression":
         raise InvalidInput("head 'regression' predicts no classes; compare integer_form(...).reference_logits instead")
     rows = mlp.check_rows(x)

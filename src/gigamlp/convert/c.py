@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gigamlp._atomic import write_text
+from gigamlp.cascade import one_mlp
 from gigamlp.convert.c_text import (
     ACTIVATIONS,
     HALF,
@@ -100,6 +101,7 @@ def to_c(
     ...     print(header.read_text().splitlines()[-7])
     int two_ways_predict(const float *row);
     """
+    one_mlp(mlp, "to_c")
     file = Path(path)
     if not re.fullmatch(r"[0-9A-Za-z_.+-]+\.c", file.name):
         raise InvalidInput(f"the file's name must be of plain letters and end in .c, got {file.name!r}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gigamlp._atomic import write_text
+from gigamlp.cascade import one_mlp
 from gigamlp.mlp import MLP
 
 __all__ = ["to_numpy_script"]
@@ -51,6 +52,7 @@ def to_numpy_script(mlp: MLP, path: str | os.PathLike[str]) -> str:
     >>> net["predict"]([[3, 1], [1, 3]])
     array(['left', 'right'], dtype='<U5')
     """
+    one_mlp(mlp, "to_numpy_script")
     text = _text(mlp)
     write_text(path, text)
     return text

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gigamlp._atomic import write_bytes
+from gigamlp.cascade import one_mlp
 from gigamlp.errors import FileFormatError, Unsupported
 from gigamlp.mlp import MLP
 
@@ -104,6 +105,7 @@ def to_onnx(
     >>> [node.op_type for node in model.graph.node]
     ['Gemm', 'Relu', 'Gemm', 'Identity']
     """
+    one_mlp(mlp, "to_onnx")
     _onnx()
     from gigamlp.convert.onnx_write import build
 

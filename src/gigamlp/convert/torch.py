@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gigamlp.cascade import one_mlp
 from gigamlp.convert.chain import fold
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.mlp import MLP
@@ -121,6 +122,7 @@ def to_torch(mlp: MLP, *, proba: bool = False) -> torch.nn.Sequential:
       (2): Linear(in_features=1, out_features=2, bias=False)
     )
     """
+    one_mlp(mlp, "to_torch")
     _torch()
     import torch
     from torch import nn

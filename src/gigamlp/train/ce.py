@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from gigamlp.cascade import one_mlp
 from gigamlp.errors import DeviceError, InvalidInput, TrainingError
 from gigamlp.measure.clock import clock_for, stopwatch
 from gigamlp.mlp import MLP
@@ -103,6 +104,8 @@ def finetune(
     >>> bool((mlp.predict(x) == y).mean() > 0.95)
     True
     """
+    if mlp is not None:
+        one_mlp(mlp, "finetune")
     return fit_finetune(
         mlp,
         x,

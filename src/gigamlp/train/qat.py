@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gigamlp.cascade import one_mlp
 from gigamlp.errors import InvalidInput, TrainingError
 from gigamlp.layers import Layer, Scheme
 from gigamlp.mlp import MLP
@@ -120,6 +121,7 @@ def finetune_quantised(mlp: MLP, x: Any, y: Any, width: str = "int8", **options:
     >>> np.unique(finetune_quantised(mlp, x, y, "ternary", epochs=2, device="cpu").scheme.arrays["codes.0"]).tolist()
     [-1, 0, 1]
     """
+    one_mlp(mlp, "finetune_quantised")
     return fit_quantised(mlp, x, y, width, **options).mlp
 
 
