@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -170,20 +171,26 @@ def main() -> None:
         def measure(key: str, port: int, path: str, body: bytes, connections: int, *, content: str = octets) -> None:
             found = wrk(folder, options.seconds, port, path, body=body, content=content, connections=connections)
             rows.setdefault(key, []).append(found)
-            print(
-                f"{key:34}{found['per_s']:10,.0f}/s  p50 {found['p50']:>7} p99 {found['p99']:>7} us  bad {found['bad']}"
-            )
+            times = f"p50 {found['p50']:>7} p99 {found['p99']:>7} us"
+            print(f"{key:34}{found['per_s']:10,.0f}/s  {times}  bad {found['bad']}", flush=True)
+            if found["bad"] and key.startswith("gigamlp"):
+                raise SystemExit(f"{key}: {found['bad']} requests failed; there is nothing to compare")
 
         (folder / "nothing.py").write_text(NOTHING)
         (folder / "lit.py").write_text(LITSERVE)
         one, many = x[:1].tobytes(), x[:1024].tobytes()
         lit_body = json.dumps({"rows": x[:1].tolist()}).encode()
+        tensor = {"name": "rows", "shape": [1, 784], "datatype": "UINT8", "data": x[0].tolist()}
+        own_body = json.dumps({"inputs": [tensor], "outputs": [{"name": "class"}]}).encode()
         for _ in range(options.repeats):
             # a server that is not asked does nothing, but LitServe's loops poll: it runs only in its turn
             nothing = process([sys.executable, str(folder / "nothing.py"), str(ports[1])], ports[1])
             with process(serve, ports[0]), nothing:
                 for connections in (1, 16, 256):
                     measure(f"gigamlp one c{connections}", ports[0], infer.format("mnist-40"), one, connections)
+                for connections in (1, 16, 256):
+                    key = f"gigamlp json c{connections}"
+                    measure(key, ports[0], infer.format("mnist-40"), own_body, connections, content="application/json")
                 for model, port in (("mnist-40", ports[0]), ("nothing", ports[1]), ("mnist-512", ports[0])):
                     path = infer.format("mnist-40" if model == "nothing" else model)
                     measure(f"gigamlp 1024 {model}", port, path, many, 4)
@@ -203,10 +210,12 @@ def write(options: argparse.Namespace, rows: dict[str, list[dict[str, Any]]], in
     found: list[Row] = []
     for key in rows:
         who, kind, what = key.split()
-        model = what if kind != "one" else "mnist-40"
-        batch = 1 if kind == "one" else 1024
+        single = kind in ("one", "json")
+        model = "mnist-40" if single else what
+        batch = 1 if single else 1024
         per_s = middle(key, "per_s")
-        note = f"over HTTP, {what[1:] if kind == 'one' else 4} connections, p99.9 {middle(key, 'p999'):.0f} us"
+        body = "JSON" if kind == "json" or who == "litserve" else "raw bytes"
+        note = f"over HTTP, {body}, {what[1:] if single else 4} connections, p99.9 {middle(key, 'p999'):.0f} us"
         found.append(Row(
             model, engine="cpu_fused" if what != "nothing" else None, variant=who, batch=batch,
             input_dtype="uint8", output="class", samples_per_s=per_s * batch, wall_us=1e6 / per_s,
@@ -220,12 +229,11 @@ def write(options: argparse.Namespace, rows: dict[str, list[dict[str, Any]]], in
         / middle("gigamlp 1024 nothing", "per_s"),
         "mnist-512 / Session (>= 0.4)": middle("gigamlp 1024 mnist-512", "per_s") * 1024 / rate,
     }
-    for connections in (1, 16, 256) if options.litserve else ():
-        ours, theirs = f"gigamlp one c{connections}", f"litserve one c{connections}"
-        bars[f"requests/s, of LitServe's, {connections} connections (>= 4)"] = middle(ours, "per_s") / middle(
-            theirs, "per_s"
-        )
-        bars[f"p99, of LitServe's, {connections} connections (<= 0.333)"] = middle(ours, "p99") / middle(theirs, "p99")
+    for kind, connections in product(("one", "json"), (1, 16, 256) if options.litserve else ()):
+        ours, theirs = f"gigamlp {kind} c{connections}", f"litserve one c{connections}"
+        words = f"of LitServe's (JSON), {'raw bytes' if kind == 'one' else 'JSON'}, {connections} connections"
+        bars[f"requests/s, {words} (>= 4)"] = middle(ours, "per_s") / middle(theirs, "per_s")
+        bars[f"p99, {words} (<= 0.333)"] = middle(ours, "p99") / middle(theirs, "p99")
     for name, value in bars.items():
         print(f"{name:60}{value:8.3f}")
     found_versions = versions()

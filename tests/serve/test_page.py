@@ -124,6 +124,21 @@ def test_drawn_digits_are_read(browser: Any, server: Process) -> None:
         picture(page, "page.png", full_page=True)
 
 
+def test_delete_in_the_middle_of_a_stroke(browser: Any, server: Process) -> None:
+    with page_of(browser, server) as page:
+        page.wait_for_selector("#try:not([hidden])")
+        box = page.locator("#pad").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
+        page.keyboard.press("Delete")
+        page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2, steps=3)
+        page.mouse.up()
+        verdict(page, "–")
+        draw(page, "1")
+        verdict(page, "1")
+
+
 def test_the_gallery_shows_the_mistakes_of_the_model(browser: Any, server: Process) -> None:
     _, _, x, y = gm.data.load_mnist()
     with page_of(browser, server) as page:

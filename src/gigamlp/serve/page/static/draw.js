@@ -23,7 +23,11 @@ export class Pad {
     const on = (name, act) => canvas.addEventListener(name, act);
     on("pointerdown", (event) => this.#press(event));
     on("pointermove", (event) => this.#drag(event));
-    for (const name of ["pointerup", "pointercancel"]) on(name, () => (this.pointer = null));
+    for (const name of ["pointerup", "pointercancel"]) {
+      on(name, (event) => {
+        if (event.pointerId === this.pointer) this.pointer = null; // a second finger ends no stroke
+      });
+    }
     on("keydown", (event) => this.#key(event));
     on("keyup", (event) => this.held.delete(event.key));
     on("blur", () => {
@@ -43,6 +47,7 @@ export class Pad {
   clear() {
     this.strokes = [];
     this.image = null;
+    this.pointer = null; // a stroke that is being drawn is over
     this.#lift();
     this.#update();
   }
