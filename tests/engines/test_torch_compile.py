@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gigamlp.engines import Runner, engine
+from gigamlp.engines import Runner, engine, torch_common
 from gigamlp.errors import InvalidInput, Unsupported
 from gigamlp.spec import Spec, Variant
 from tests.engines.torch_cases import CUDA, assert_answers, net, rows
@@ -247,6 +247,7 @@ def test_modes(mode, graph, output):
 
 
 def test_what_is_offered_on_cuda(monkeypatch):
+    monkeypatch.setattr(torch_common, "device_problem", lambda device: None)
     monkeypatch.setattr(type(COMPILE), "unavailable", lambda self, device: None)
     spec = Spec("cuda:0", 16, "uint8")
     few, all_of_them = (COMPILE.variants(net(20, 6, 10), spec, full=full) for full in (False, True))

@@ -115,6 +115,7 @@ def test_stopwatch_block_stops_at_its_end_even_after_an_error():
 
 
 def test_timestamp_is_utc_now():
+    assert timestamp(1_700_000_000.1234) == "2023-11-14T22:13:20.123+00:00"
     made = datetime.fromisoformat(timestamp())
     assert made.utcoffset() == timedelta(0)
     assert abs(datetime.now(made.tzinfo) - made) < timedelta(minutes=1)

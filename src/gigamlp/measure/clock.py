@@ -180,6 +180,8 @@ def stopwatch() -> Stopwatch:
     return Stopwatch()
 
 
-def timestamp() -> str:
-    """Return the present time as ISO 8601 in UTC, whole seconds: for files that say when they were made."""
+def timestamp(at: float | None = None) -> str:
+    """Return a time as ISO 8601 in UTC: the present one in whole seconds, or `at`, Unix seconds, in milliseconds."""
+    if at is not None:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from datetime import UTC, datetime
 from typing import Any
+
+from gigamlp.measure.clock import timestamp
 
 __all__ = ["event", "set_up"]
 
@@ -15,8 +16,11 @@ _LOGGER = "gigamlp.serve"
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        line: dict[str, Any] = {
+            "time": timestamp(record.created),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
         line.update(getattr(record, "fields", {}))
         line["pid"] = record.process
         if record.exc_info:
