@@ -105,7 +105,9 @@ def middle(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("rows", [1, 33, 300])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(1, marks=pytest.mark.soak), 33, pytest.param(300, marks=pytest.mark.soak)]
+)
 def test_a_first_stage_lists_what_it_is_unsure_of(first, rows, share):
     x = first.rows(rows)
     ids, margins = first.whole(x)
@@ -119,7 +121,9 @@ def test_a_first_stage_lists_what_it_is_unsure_of(first, rows, share):
     assert cells[0] == len(listed)
 
 
-@pytest.mark.parametrize("count", [0, 1, 17, 250])
+@pytest.mark.parametrize(
+    "count", [0, pytest.param(1, marks=pytest.mark.soak), 17, pytest.param(250, marks=pytest.mark.soak)]
+)
 def test_a_last_stage_answers_the_listed_rows_and_no_others(last, count):
     x = last.rows(300)
     listed = np.random.default_rng(count).permutation(300)[:count]
